@@ -1,0 +1,4 @@
+#!/bin/bash
+set -euo pipefail
+cd /app
+cp red.txt blue.txt

@@ -1,0 +1,1 @@
+"""A small real language model behind vLLM's token-level completions, in numpy alone."""

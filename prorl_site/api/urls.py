@@ -1,0 +1,38 @@
+"""Addresses of the API, version 1."""
+
+from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from rest_framework.routers import SimpleRouter
+
+from evaluators.registry import EVALUATORS
+from rollouts.api.idempotent import idempotent
+from rollouts.handlers.registry import HANDLERS
+from rollouts.tools.registry import TOOLS
+from sandboxes.api import views
+
+
+class CatalogueImages(views.ImageViewSet):
+    """Images that sandboxes start from."""
+
+    create = idempotent()(views.ImageViewSet.create)
+
+
+class CatalogueEnvironments(views.EnvironmentViewSet):
+    """Catalogue of environments; every edit is a new version."""
+
+    create = idempotent()(views.EnvironmentViewSet.create)
+    registries = {"agents": HANDLERS, "evaluators": EVALUATORS, "tools": TOOLS}
+
+
+router = SimpleRouter(use_regex_path=False)
+router.register("images", CatalogueImages)
+router.register("environments", CatalogueEnvironments)
+router.register("nodes", views.NodeViewSet)
+router.register("sandboxes", views.SandboxViewSet)
+
+urlpatterns = [
+    path("schema/", SpectacularAPIView.as_view(), name="schema"),
+    path("docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    *router.urls,
+    path("", include("rollouts.api.urls")),
+]

@@ -1,0 +1,118 @@
+"""Admin of environments: saving makes a new version."""
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
+
+from evaluators.registry import EVALUATORS
+from rollouts.admin.environment_check import environment_errors
+from rollouts.handlers.registry import HANDLERS
+from sandboxes.admin.base import BaseAdmin
+from sandboxes.models import Environment
+from sandboxes.services.catalogue import save_environment
+from sandboxes.states import Network
+
+SAVED = (
+    "description",
+    "image",
+    "setup",
+    "workdir",
+    "agent",
+    "agent_settings",
+    "system_prompt",
+    "tools",
+    "network",
+    "limits",
+    "evaluator",
+    "evaluator_settings",
+)
+
+
+class EnvironmentForm(forms.ModelForm):  # type: ignore[type-arg]
+    """Check names and settings against the agents, tools and evaluators that exist."""
+
+    agent = forms.ChoiceField(
+        choices=lambda: [(name, f"{name}: {HANDLERS[name].description}") for name in HANDLERS]
+    )
+    evaluator = forms.ChoiceField(
+        choices=lambda: [(name, f"{name}: {EVALUATORS[name].description}") for name in EVALUATORS]
+    )
+
+    class Meta:
+        model = Environment
+        fields = ("name", *SAVED)
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse what no worker could run."""
+        values: dict[str, Any] = super().clean() or self.cleaned_data
+        if not self.errors:
+            for field, reason in environment_errors(values):
+                self.add_error(field, ValidationError(reason))
+        return values
+
+
+@admin.register(Environment)
+class EnvironmentAdmin(BaseAdmin):
+    """Edit the catalogue; a version that exists is never changed."""
+
+    form = EnvironmentForm
+    list_display = ["ref", "image", "agent", "evaluator", "network_shown", "created_at"]
+    list_select_related = ["image"]
+    list_filter = ["agent", "evaluator", "network"]
+    search_fields = ["name"]
+    search_prefixes = ("name",)
+    autocomplete_fields = ["image"]
+    readonly_fields = ["version", "created_at"]
+    fieldsets = [
+        (None, {"fields": ["name", "version", "description", "created_at"]}),
+        ("Sandbox", {"fields": ["image", "setup", "workdir", "network", "limits"]}),
+        ("Agent", {"fields": ["agent", "agent_settings", "system_prompt", "tools"]}),
+        ("Evaluator", {"fields": ["evaluator", "evaluator_settings"]}),
+    ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        """Fix the name of an environment that exists: another name is another environment."""
+        return [*self.readonly_fields, *(["name"] if obj else [])]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse: a number would be given twice, and rollouts name the version they ran with."""
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Environment]:
+        """Return every version, the newest of a name first."""
+        return super().get_queryset(request).order_by("name", "-version")
+
+    @admin.display(description="network", ordering="network")
+    def network_shown(self, environment: Environment) -> str:
+        """Return the network; access to the host's is shown in red."""
+        if environment.network != Network.HOST:
+            return str(environment.get_network_display())
+        return format_html(
+            '<strong style="color:#ba2121">{}</strong>', environment.get_network_display()
+        )
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Make a new version with these values and say so; equal values make none."""
+        before = Environment.objects.filter(name=obj.name).order_by("-version").first()
+        saved = save_environment(name=obj.name, **{name: getattr(obj, name) for name in SAVED})
+        obj.pk, obj.version, obj.created_at = saved.pk, saved.version, saved.created_at
+        obj._state.adding = False
+        if before is not None and saved.pk == before.pk:
+            text, level = f"Nothing differs from {saved.ref}: no new version.", messages.WARNING
+        elif before is not None:
+            text = (
+                f"Saved as the new version {saved.ref}; rollouts that were submitted keep theirs."
+            )
+            level = messages.SUCCESS
+        else:
+            text, level = f"Saved as the first version, {saved.ref}.", messages.SUCCESS
+        self.message_user(request, text, level)
+        if saved.network == Network.HOST:
+            self.message_user(
+                request, f"{saved.ref} lets agents reach the host's network.", messages.WARNING
+            )

@@ -1,0 +1,60 @@
+"""Batches: input and output."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from rollouts.api.serializers.rollouts import TrajectorySchema
+from rollouts.models import Batch
+from rollouts.services.batches import MAX_GROUPS
+from sandboxes.api.strict import FiniteFloatField, StrictSerializer
+
+MAX_LEASE_SECONDS = 86_400.0
+
+
+class BatchInput(StrictSerializer):
+    """How many groups to lease, and how long to wait for them."""
+
+    groups = serializers.IntegerField(min_value=1, max_value=MAX_GROUPS)
+    wait_seconds = FiniteFloatField(
+        required=False,
+        default=0.0,
+        min_value=0,
+        help_text="Longest wait for the groups to be finished; the service caps it.",
+    )
+
+
+class ExtendInput(StrictSerializer):
+    """A longer lease."""
+
+    seconds = FiniteFloatField(
+        min_value=1, max_value=MAX_LEASE_SECONDS, help_text="From now to the lease's end."
+    )
+
+
+class BatchOutput(serializers.ModelSerializer[Batch]):
+    """A batch without its trajectories."""
+
+    class Meta:
+        model = Batch
+        fields = [
+            "id",
+            "experiment",
+            "state",
+            "group_count",
+            "policy_version",
+            "lease_expires_at",
+            "created_at",
+            "closed_at",
+        ]
+        read_only_fields = fields
+
+
+class BatchContent(BatchOutput):
+    """A batch with its trajectories, in start order of the groups and by sample."""
+
+    trajectories = TrajectorySchema(many=True)
+
+    class Meta(BatchOutput.Meta):
+        fields: list[Any] = [*BatchOutput.Meta.fields, "trajectories"]
+        read_only_fields = fields

@@ -1,0 +1,44 @@
+"""Addresses of the trainer's calls, below the API's prefix."""
+
+from typing import Any
+
+from django.urls import path
+from rest_framework.routers import SimpleRouter
+
+from rollouts.api.views.batches import BatchViewSet, ExperimentBatchViewSet
+from rollouts.api.views.experiments import ExperimentViewSet
+from rollouts.api.views.groups import ExperimentGroupViewSet, GroupViewSet
+from rollouts.api.views.policies import PolicyViewSet, ServerViewSet
+from rollouts.api.views.rollouts import RolloutViewSet
+from rollouts.api.views.tasks import TaskSetViewSet, TaskViewSet
+from rollouts.api.waiting import long_polled
+
+router = SimpleRouter(use_regex_path=False)
+router.register("experiments", ExperimentViewSet)
+router.register("groups", GroupViewSet)
+router.register("batches", BatchViewSet)
+router.register("rollouts", RolloutViewSet)
+router.register("policies", PolicyViewSet)
+router.register("inference-servers", ServerViewSet)
+router.register("task-sets", TaskSetViewSet)
+
+_LIST_AND_CREATE: Any = {"get": "list", "post": "create"}
+
+urlpatterns = [
+    *router.urls,
+    path(
+        "experiments/<uuid:experiment_id>/groups/",
+        ExperimentGroupViewSet.as_view(_LIST_AND_CREATE),
+        name="experiment-groups",
+    ),
+    path(
+        "experiments/<uuid:experiment_id>/batches/",
+        long_polled(ExperimentBatchViewSet.as_view(_LIST_AND_CREATE)),
+        name="experiment-batches",
+    ),
+    path(
+        "task-sets/<uuid:task_set_id>/tasks/",
+        TaskViewSet.as_view({"get": "list"}),
+        name="task-set-tasks",
+    ),
+]

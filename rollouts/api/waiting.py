@@ -1,0 +1,90 @@
+"""Long-poll for batches: no thread and no database connection is held while waiting."""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
+from django.db import close_old_connections
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.response import Response
+
+from rollouts.models import Group
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 1.0
+
+View = Callable[..., HttpResponseBase]
+
+
+class NotEnoughYet(Response):
+    """204: fewer finished groups than asked for; says what to wait for."""
+
+    def __init__(self, *, experiment_id: UUID, groups: int, wait_seconds: float) -> None:
+        super().__init__(status=204)
+        self.experiment_id = experiment_id
+        self.groups = groups
+        self.wait_seconds = wait_seconds
+
+
+def long_polled(view: View) -> Callable[..., Awaitable[HttpResponseBase]]:
+    """Wrap a view that tries once: repeat it when there is something, until the wait ends.
+
+    Every try authenticates and checks again, so a token revoked meanwhile gets nothing.
+    """
+
+    @csrf_exempt
+    @functools.wraps(view)
+    async def waiting(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        started = monotonic()
+        response: HttpResponseBase = await _in_thread(_once, view, request, *args, **kwargs)
+        if not isinstance(response, NotEnoughYet):
+            return response
+        wait = min(response.wait_seconds, settings.BATCH_WAIT_LIMIT_SECONDS)
+        pause = FIRST_PAUSE_SECONDS
+        while (left := started + wait - monotonic()) > 0:
+            await asyncio.sleep(min(pause, left))
+            pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+            if not await _in_thread(_enough, response.experiment_id, response.groups):
+                continue
+            response = await _in_thread(_once, view, request, *args, **kwargs)
+            if not isinstance(response, NotEnoughYet):
+                break
+        return response
+
+    return waiting
+
+
+async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await sync_to_async(_and_let_go)(function, *args, **kwargs)
+
+
+def _and_let_go(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call and give the database connection back to the pool."""
+    try:
+        return function(*args, **kwargs)
+    finally:
+        close_old_connections()
+
+
+def _once(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    if request.META.get("CONTENT_LENGTH"):
+        with suppress(RequestDataTooBig):
+            request.body  # noqa: B018  # kept by the request, so that each try can read it
+    response = view(request, *args, **kwargs)
+    if isinstance(response, Response) and not response.is_rendered:
+        response.render()
+    return response
+
+
+def _enough(experiment_id: UUID, groups: int) -> bool:
+    ready = Group.objects.filter(experiment_id=experiment_id).leasable()
+    return ready[:groups].count() >= groups

@@ -1,0 +1,199 @@
+"""Read tasks in the Harbor directory layout (`task.toml` schema 1.x).
+
+A task's `environment/` folder is put under `/setup` of a fresh sandbox and
+`environment/setup.sh`, if there, is run once as root: what the Dockerfile beside it says for
+those who build images. What a task asks for and this service cannot give is a rejection with
+a reason, never a task that silently means something else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evaluators.base import EvaluatorFault
+from evaluators.registry import get_evaluator
+from rollouts.importers.base import RejectedTask, TaskRecord, TaskRejected, json_copy
+from rollouts.importers.dockerfile import read_dockerfile
+from rollouts.importers.folder import decode_text, read_files, read_text
+
+EVALUATOR = "script"
+DEFAULT_TIMEOUT_SECONDS = 600.0
+KEPT_ENVIRONMENT = ("cpus", "memory_mb", "storage_mb", "network_mode", "allowed_hosts", "env")
+REF = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")
+UNSUPPORTED_ENVIRONMENT = ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck")
+
+
+def read_harbor_folder(path: Path) -> Iterator[TaskRecord | RejectedTask]:
+    """Read every task folder in a folder, in name order; a bad task never hides the others.
+
+    Hidden entries and plain files beside the task folders are passed over. Raises
+    `NotADirectoryError` when `path` is no folder.
+    """
+    seen: dict[str, Path] = {}
+    for folder in sorted(path.iterdir()):
+        if folder.name.startswith(".") or not folder.is_dir():
+            continue
+        try:
+            record = read_harbor_task(folder)
+        except TaskRejected as error:
+            yield RejectedTask(path=folder, reason=str(error))
+            continue
+        if record.ref in seen:
+            reason = f"the name {record.ref!r} is taken by {seen[record.ref].name}; choose another"
+            yield RejectedTask(path=folder, reason=reason)
+            continue
+        seen[record.ref] = folder
+        yield record
+
+
+def read_harbor_task(path: Path) -> TaskRecord:
+    """Read one task folder; raise `TaskRejected` with what to do about it."""
+    if not path.is_dir():
+        raise TaskRejected(f"{path} is not a folder")
+    config = _read_toml(path)
+    instruction = read_text(path / "instruction.md", inside=path)
+    if not instruction.strip():
+        raise TaskRejected("instruction.md is empty; say in it what is to be done")
+    if (path / "steps").exists() or config.get("steps"):
+        raise TaskRejected("the task has several steps, which are not supported; split it")
+    environment = _table(config, "environment")
+    agent, verifier = _table(config, "agent"), _table(config, "verifier")
+    _refuse_unsupported(path, environment, agent, verifier)
+    files = read_files(path / "environment", inside=path)
+    setup_file, dockerfile = files.get("setup.sh"), files.pop("Dockerfile", None)
+    setup = decode_text(setup_file.data, "environment/setup.sh") if setup_file else None
+    image = _text(environment, "docker_image")
+    workdir = _text(environment, "workdir")
+    if dockerfile is not None:
+        text = decode_text(dockerfile.data, "environment/Dockerfile")
+        workdir = _honour_dockerfile(text, workdir, buildable=bool(setup or image))
+    tests = read_files(path / "tests", inside=path)
+    if "test.sh" not in tests:
+        raise TaskRejected("tests/test.sh is missing; add the script that writes the reward")
+    decode_text(tests["test.sh"].data, "tests/test.sh")
+    metadata = dict(_table(config, "metadata"))
+    settings = _evaluator_settings(metadata.pop("evaluator", {}))
+    kept = {name: environment[name] for name in KEPT_ENVIRONMENT if name in environment}
+    if workdir:
+        kept["workdir"] = workdir
+    if "env" in verifier:
+        kept["verifier_env"] = verifier["env"]
+    for name in ("env", "verifier_env"):
+        _check_env(name, kept.get(name, {}))
+    return TaskRecord(
+        ref=_ref(path, _table(config, "task")),
+        instruction=instruction,
+        setup=setup,
+        files=files,
+        tests=tests,
+        solution=read_files(path / "solution", inside=path),
+        agent_timeout_seconds=_seconds(agent, "agent"),
+        verifier_timeout_seconds=_seconds(verifier, "verifier"),
+        image=image,
+        environment=json_copy(kept, "[environment]"),
+        evaluator=EVALUATOR,
+        evaluator_settings=settings,
+        metadata=json_copy(metadata, "[metadata]"),
+    )
+
+
+def _read_toml(path: Path) -> Mapping[str, Any]:
+    try:
+        config = tomllib.loads(read_text(path / "task.toml", inside=path))
+    except tomllib.TOMLDecodeError as error:
+        raise TaskRejected(f"task.toml is not TOML: {error}; mend it") from error
+    version = config.get("schema_version", config.get("version", "1.0"))
+    if not isinstance(version, str) or not re.fullmatch(r"1(\.\d+)?", version):
+        raise TaskRejected(f"task.toml has schema_version {version!r}; 1.0 to 1.4 can be read")
+    return config
+
+
+def _refuse_unsupported(
+    path: Path,
+    environment: Mapping[str, Any],
+    agent: Mapping[str, Any],
+    verifier: Mapping[str, Any],
+) -> None:
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (path / "environment" / name).exists():
+            raise TaskRejected(f"environment/{name}: several containers are not supported")
+    for name in UNSUPPORTED_ENVIRONMENT:
+        if environment.get(name):
+            raise TaskRejected(f"[environment] {name} is not supported; remove it")
+    if environment.get("os", "linux") != "linux":
+        raise TaskRejected(f"[environment] os is {environment['os']!r}; only linux is supported")
+    if verifier.get("environment_mode", "shared") != "shared" or verifier.get("environment"):
+        raise TaskRejected("[verifier] environment_mode is not supported other than 'shared'")
+    for name, table in (("agent", agent), ("verifier", verifier)):
+        if table.get("user") not in (None, "", "root", 0, "0"):
+            raise TaskRejected(f"[{name}] user is {table['user']!r}; only root is supported")
+
+
+def _honour_dockerfile(text: str, workdir: str | None, *, buildable: bool) -> str | None:
+    facts = read_dockerfile(text)
+    if facts.building_line is not None and not buildable:
+        raise TaskRejected(
+            f"environment/Dockerfile line {facts.building_line} is {facts.building_instruction}, "
+            "and Dockerfiles are not built here: add environment/setup.sh that does the same "
+            "from /setup, or name a built image as [environment] docker_image"
+        )
+    return workdir or facts.workdir
+
+
+def _evaluator_settings(settings: Any) -> Mapping[str, Any]:
+    if not isinstance(settings, dict):
+        raise TaskRejected("[metadata.evaluator] must be a table")
+    try:
+        get_evaluator(EVALUATOR).validate(settings, {})
+    except EvaluatorFault as fault:
+        raise TaskRejected(f"[metadata.evaluator] {fault}") from fault
+    return json_copy(settings, "[metadata.evaluator]")
+
+
+def _ref(path: Path, task: Mapping[str, Any]) -> str:
+    ref = _text(task, "name") or path.resolve().name
+    if not REF.match(ref) or len(ref) > 200:
+        raise TaskRejected(
+            f"the name {ref!r} must be letters, digits, '.', '_' and '-', with one '/' at most"
+        )
+    return ref
+
+
+def _seconds(table: Mapping[str, Any], name: str) -> float:
+    value = table.get("timeout_sec", DEFAULT_TIMEOUT_SECONDS)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TaskRejected(f"[{name}] timeout_sec is {value!r}; it must be a number of seconds")
+    if not math.isfinite(value) or not 0 < value <= 7 * 86_400:
+        raise TaskRejected(f"[{name}] timeout_sec is {value!r}; it must be above 0, a week at most")
+    return float(value)
+
+
+def _check_env(name: str, env: Any) -> None:
+    if not isinstance(env, dict):
+        raise TaskRejected(f"{name} must be a table of texts")
+    for key, value in env.items():
+        if not isinstance(value, str):
+            raise TaskRejected(f"{name}.{key} is {value!r}; it must be a text")
+        if "${" in value:
+            raise TaskRejected(
+                f"{name}.{key} takes a variable of the host, which tasks never see; write a value"
+            )
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = config.get(name, {})
+    if not isinstance(value, dict):
+        raise TaskRejected(f"task.toml: [{name}] must be a table")
+    return value
+
+
+def _text(table: Mapping[str, Any], name: str) -> str | None:
+    value = table.get(name)
+    if value is not None and not isinstance(value, str):
+        raise TaskRejected(f"task.toml: {name} is {value!r}; it must be a text")
+    return value or None

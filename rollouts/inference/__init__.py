@@ -1,0 +1,1 @@
+"""Talk to inference servers in token ids: rendering, routing, retries and the trace."""

@@ -1,0 +1,51 @@
+"""What a finished rollout leaves: its trajectory's place in the store, and its evaluations."""
+
+import uuid
+
+from django.db import models
+
+from rollouts.models.rollout import Rollout
+
+
+class Trajectory(models.Model):
+    """Where the trajectory of a rollout is stored, and what it holds."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    rollout = models.OneToOneField(Rollout, on_delete=models.CASCADE, related_name="trajectory")
+    path = models.CharField(max_length=300, help_text="Name in the trajectory storage.")
+    size_bytes = models.PositiveBigIntegerField()
+    sha256 = models.CharField(max_length=64)
+    segments = models.PositiveIntegerField()
+    prompt_tokens = models.PositiveIntegerField()
+    response_tokens = models.PositiveIntegerField()
+    sampled_tokens = models.PositiveIntegerField()
+    trainable = models.BooleanField()
+    first_policy_version = models.PositiveBigIntegerField(null=True)
+    last_policy_version = models.PositiveBigIntegerField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+        verbose_name_plural = "trajectories"
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class Evaluation(models.Model):
+    """One scoring of a rollout; append-only."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    rollout = models.ForeignKey(Rollout, on_delete=models.CASCADE, related_name="evaluations")
+    evaluator = models.CharField(max_length=99)
+    reward = models.FloatField(null=True)
+    rewards = models.JSONField(default=dict)
+    details = models.JSONField(default=dict)
+    log = models.TextField(blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return f"{self.evaluator} of {self.rollout_id}"

@@ -1,0 +1,120 @@
+"""Queries on the assembly line."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+from django.db.models import Q
+
+from rollouts.states import (
+    AttemptState,
+    BatchState,
+    GroupState,
+    Outcome,
+    RolloutState,
+    ServerState,
+)
+
+if TYPE_CHECKING:
+    from rollouts.models import (  # noqa: F401
+        Attempt,
+        Batch,
+        Experiment,
+        Group,
+        InferenceServer,
+        Rollout,
+        Worker,
+    )
+
+
+def _visible(user: Any, token: Any, prefix: str) -> Q:
+    """Return the condition for what a caller may see; staff see everything."""
+    allowed = Q() if user.is_staff else Q(**{f"{prefix}owner": user})
+    if token is None:
+        return allowed
+    bound = list(token.experiments.values_list("pk", flat=True))
+    return allowed & Q(**{f"{prefix}pk__in": bound}) if bound else allowed
+
+
+class ExperimentQuerySet(models.QuerySet["Experiment"]):
+    """Adjectives of experiments."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "ExperimentQuerySet":
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, ""))
+
+
+class GroupQuerySet(models.QuerySet["Group"]):
+    """Adjectives of groups."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "GroupQuerySet":
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "experiment__"))
+
+    def leasable(self) -> "GroupQuerySet":
+        """Keep finished groups that no batch holds, in start order."""
+        return self.filter(state=GroupState.READY).order_by("sequence")
+
+
+class RolloutQuerySet(models.QuerySet["Rollout"]):
+    """Adjectives of rollouts."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "RolloutQuerySet":
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "experiment__"))
+
+    def unfinished(self) -> "RolloutQuerySet":
+        """Keep what is not done."""
+        return self.exclude(state=RolloutState.DONE)
+
+    def scored(self) -> "RolloutQuerySet":
+        """Keep what has a reward."""
+        return self.filter(outcome=Outcome.SCORED)
+
+
+class AttemptQuerySet(models.QuerySet["Attempt"]):
+    """Adjectives of attempts."""
+
+    def running(self) -> "AttemptQuerySet":
+        """Keep what a worker holds."""
+        return self.filter(state=AttemptState.RUNNING)
+
+    def queued(self) -> "AttemptQuerySet":
+        """Keep what waits for a worker."""
+        return self.filter(state=AttemptState.QUEUED)
+
+
+class WorkerQuerySet(models.QuerySet["Worker"]):
+    """Adjectives of worker processes."""
+
+    def live(self, now: datetime) -> "WorkerQuerySet":
+        """Keep processes whose lease holds."""
+        return self.filter(ended_at__isnull=True, lease_expires_at__gt=now)
+
+    def lapsed(self, now: datetime) -> "WorkerQuerySet":
+        """Keep processes that stopped renewing and were not yet buried."""
+        return self.filter(ended_at__isnull=True, lease_expires_at__lte=now)
+
+
+class BatchQuerySet(models.QuerySet["Batch"]):
+    """Adjectives of batches."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "BatchQuerySet":
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "experiment__"))
+
+    def expired(self, now: datetime) -> "BatchQuerySet":
+        """Keep leases that ran out."""
+        return self.filter(state=BatchState.LEASED, lease_expires_at__lte=now)
+
+
+class InferenceServerQuerySet(models.QuerySet["InferenceServer"]):
+    """Adjectives of inference servers."""
+
+    def registered(self) -> "InferenceServerQuerySet":
+        """Keep what was not removed."""
+        return self.exclude(state=ServerState.REMOVED)
+
+    def routable(self) -> "InferenceServerQuerySet":
+        """Keep what may receive new work."""
+        return self.filter(state=ServerState.ACTIVE)

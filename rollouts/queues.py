@@ -1,0 +1,27 @@
+"""Names of queues and tasks: one place, so that a typo is an error."""
+
+from typing import Final
+
+from kombu import Queue
+
+INIT: Final = "init"
+RUN: Final = "run"
+EVAL: Final = "eval"
+CONTROL: Final = "control"
+
+STAGE_QUEUES: Final = (INIT, RUN, EVAL, CONTROL)
+NODE_STAGES: Final = (INIT, RUN, EVAL)
+POOL_OF_QUEUE: Final = {INIT: "threads", RUN: "threads", EVAL: "prefork", CONTROL: "threads"}
+
+STAGE_TASK: Final = {
+    INIT: "rollouts.tasks.run_init",
+    RUN: "rollouts.tasks.run_run",
+    EVAL: "rollouts.tasks.run_eval",
+}
+SWEEP_TASK: Final = "rollouts.tasks.sweep_node"
+DISPATCH_TASK: Final = "rollouts.tasks.control_dispatch"
+
+
+def stage_queue(stage: str, node: str | None) -> Queue:
+    """Return the queue of a stage: the node's own one, or the shared one where any node will do."""
+    return Queue(stage if node is None else f"{stage}.{node}")

@@ -1,0 +1,79 @@
+"""Cancelling: flag, commit, then the workers see it within a second."""
+
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import timezone
+
+from rollouts.exceptions import NotThere, StateConflict
+from rollouts.models import Attempt, Experiment, Group, Rollout
+from rollouts.services.end import end_rollout
+from rollouts.states import AttemptState, ExperimentState, GroupState, Outcome, RolloutState
+
+
+def cancel_rollout(*, rollout_id: UUID) -> bool:
+    """Cancel one rollout; True when it ended at once, False when a worker will end it soon.
+
+    Raises NotThere, or StateConflict when it is done. Asking twice is the same as asking once.
+    """
+    with transaction.atomic():
+        rollout = Rollout.objects.select_for_update().filter(pk=rollout_id).first()
+        if rollout is None:
+            raise NotThere("There is no such rollout.")
+        if rollout.state == RolloutState.DONE:
+            raise StateConflict(
+                f"The rollout is done already ({rollout.outcome}).", code="rollout.done"
+            )
+        if rollout.cancel_requested_at is None:
+            rollout.cancel_requested_at = timezone.now()
+            rollout.save(update_fields=["cancel_requested_at"])
+        return end_if_unclaimed(rollout_id=rollout_id)
+
+
+def end_if_unclaimed(*, rollout_id: UUID) -> bool:
+    """End a rollout whose cancel was asked for and which no worker holds; inside a transaction."""
+    held = Attempt.objects.select_for_update().filter(
+        rollout_id=rollout_id, state=AttemptState.RUNNING
+    )
+    if held.exists():
+        return False
+    return end_rollout(rollout_id=rollout_id, outcome=Outcome.CANCELLED)
+
+
+def cancel_group(*, group_id: UUID) -> int:
+    """Cancel what is unfinished in a group; return how many. Raises NotThere, StateConflict."""
+    with transaction.atomic():
+        group = Group.objects.select_for_update().filter(pk=group_id).first()
+        if group is None:
+            raise NotThere("There is no such group.")
+        if group.state != GroupState.OPEN:
+            raise StateConflict(f"The group is {group.state}, not open.", code="group.not_open")
+        Group.objects.filter(pk=group_id).update(state=GroupState.CANCELLED)
+    return cancel_many(
+        ids=list(
+            Rollout.objects.unfinished().filter(group_id=group_id).values_list("pk", flat=True)
+        )
+    )
+
+
+def cancel_many(*, ids: list[UUID]) -> int:
+    """Cancel each of several rollouts in its own transaction; those already done are skipped."""
+    count = 0
+    for rollout_id in ids:
+        try:
+            cancel_rollout(rollout_id=rollout_id)
+        except StateConflict:
+            continue
+        count += 1
+    return count
+
+
+def stop_experiment(*, experiment_id: UUID) -> int:
+    """Stop an experiment and cancel all that is unfinished; return how many were cancelled."""
+    Experiment.objects.filter(pk=experiment_id).update(state=ExperimentState.STOPPED)
+    with transaction.atomic():
+        Group.objects.filter(experiment_id=experiment_id, state=GroupState.OPEN).update(
+            state=GroupState.CANCELLED
+        )
+    ids = Rollout.objects.unfinished().filter(experiment_id=experiment_id)
+    return cancel_many(ids=list(ids.values_list("pk", flat=True)))

@@ -1,0 +1,56 @@
+"""Ending a rollout, exactly once."""
+
+from typing import Any
+from uuid import UUID
+
+from django.db.models import F
+from django.utils import timezone
+
+from rollouts.models import Attempt, Group, JournalEntry, Rollout
+from rollouts.services.messages import publish_dispatch, publish_sweep
+from rollouts.services.timings import stage_timings
+from rollouts.states import (
+    ACTIVE_ATTEMPT,
+    AttemptState,
+    Event,
+    GroupState,
+    RolloutState,
+    sources,
+)
+from sandboxes.services.lifecycle import give_up_sandboxes
+
+
+def end_rollout(*, rollout_id: UUID, outcome: str, sweep: bool = True, **values: Any) -> bool:
+    """Move a rollout to done, count it in its group and give up its sandboxes.
+
+    Call inside a transaction. Returns False when it was done already: then nothing is written.
+    `values` are further columns (reward, stop_reason, failure_code …). A worker that removes the
+    sandboxes itself asks for no sweep.
+    """
+    now = timezone.now()
+    won = Rollout.objects.filter(pk=rollout_id, state__in=sources(Event.END)).update(
+        state=RolloutState.DONE, outcome=outcome, done_at=now, **values
+    )
+    if not won:
+        return False
+    Attempt.objects.filter(rollout_id=rollout_id, state__in=ACTIVE_ATTEMPT).update(
+        state=AttemptState.CANCELLED, ended_at=now
+    )
+    rollout = Rollout.objects.only("group_id", "timings").get(pk=rollout_id)
+    timings = {**rollout.timings, **stage_timings(rollout_id=rollout_id)}
+    Rollout.objects.filter(pk=rollout_id).update(timings=timings)
+    JournalEntry.objects.filter(rollout_id=rollout_id).delete()
+    _count_in_group(group_id=rollout.group_id)
+    for node in give_up_sandboxes(owner=rollout_id):
+        if sweep:
+            publish_sweep(node=node)
+    publish_dispatch()
+    return True
+
+
+def _count_in_group(*, group_id: UUID) -> None:
+    now = timezone.now()
+    Group.objects.filter(pk=group_id).update(done_count=F("done_count") + 1)
+    Group.objects.filter(pk=group_id, state=GroupState.OPEN, done_count=F("size")).update(
+        state=GroupState.READY, ready_at=now
+    )

@@ -1,0 +1,88 @@
+"""Trying again what ended without a score, as long as no trainer has been given it."""
+
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from rollouts.exceptions import NotThere, StateConflict
+from rollouts.models import Attempt, Experiment, Group, Rollout, Trajectory
+from rollouts.services.messages import publish_dispatch
+from rollouts.states import ExperimentState, GroupState, Outcome, RolloutState
+from sandboxes.models import Sandbox
+
+RETRIABLE = (Outcome.INFRA_FAILED, Outcome.TIMED_OUT, Outcome.CANCELLED)
+
+
+def retry_rollout(*, rollout_id: UUID) -> None:
+    """Send a rollout that ended without a score back to the queue, its result forgotten.
+
+    Its attempts stay as history and go on counting: a stage that used up its tries gets one more.
+    Locks the rollout, its attempts, its group and its experiment, in this order. Raises NotThere,
+    or StateConflict when it is not done or was scored, its sandboxes are not gone yet, its group
+    was cancelled or given to a trainer, or its experiment was stopped.
+    """
+    with transaction.atomic():
+        rollout = Rollout.objects.select_for_update().filter(pk=rollout_id).first()
+        if rollout is None:
+            raise NotThere("There is no such rollout.")
+        list(Attempt.objects.select_for_update().filter(rollout=rollout).order_by("pk"))
+        group = Group.objects.select_for_update().get(pk=rollout.group_id)
+        experiment = Experiment.objects.select_for_update(no_key=True).get(pk=rollout.experiment_id)
+        _refuse_what_cannot(rollout, group, experiment)
+        won = Rollout.objects.filter(
+            pk=rollout_id, state=RolloutState.DONE, outcome__in=RETRIABLE
+        ).update(
+            state=RolloutState.QUEUED,
+            outcome=None,
+            stop_reason=None,
+            failure_code="",
+            failure_detail="",
+            reward=None,
+            rewards={},
+            node=None,
+            cancel_requested_at=None,
+            not_before=None,
+            restarts=F("restarts") + 1,
+            turns=0,
+            sampled_tokens=0,
+            tool_calls=0,
+            answer=None,
+            last_message="",
+            timings={},
+            queued_at=timezone.now(),
+            done_at=None,
+        )
+        if not won:
+            raise StateConflict("The rollout changed meanwhile; look again.")
+        Trajectory.objects.filter(rollout=rollout).delete()
+        Group.objects.filter(pk=group.pk).update(
+            done_count=F("done_count") - 1, state=GroupState.OPEN, ready_at=None
+        )
+        publish_dispatch()
+
+
+def _refuse_what_cannot(rollout: Rollout, group: Group, experiment: Experiment) -> None:
+    if rollout.state != RolloutState.DONE:
+        raise StateConflict(
+            f"The rollout is in {rollout.state}; only what is done can be tried again.",
+            code="rollout.not_done",
+        )
+    if rollout.outcome not in RETRIABLE:
+        raise StateConflict(
+            f"The rollout was {rollout.outcome}; its result stands.", code="rollout.scored"
+        )
+    if group.state not in (GroupState.OPEN, GroupState.READY):
+        raise StateConflict(
+            f"Its group is {group.state}; submit the task again.", code=f"group.{group.state}"
+        )
+    if experiment.state == ExperimentState.STOPPED:
+        raise StateConflict(
+            "The experiment was stopped; create a new one.", code="experiment.stopped"
+        )
+    if Sandbox.objects.present().of(rollout.pk).exists():
+        raise StateConflict(
+            "Its sandboxes are still being removed; try again in a few seconds.",
+            code="rollout.sandbox_present",
+        )

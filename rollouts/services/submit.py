@@ -1,0 +1,203 @@
+"""Submitting: experiments and the groups that trainers push."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import timezone
+
+from rollouts.exceptions import InvalidValue, StateConflict, UnknownReference
+from rollouts.models import Experiment, Group, Policy, Rollout, Task, TaskSet
+from rollouts.models.experiment import MAX_SAMPLES
+from rollouts.options import Budgets, Sampling
+from rollouts.services.messages import publish_dispatch
+from rollouts.states import ExperimentState
+
+MAX_GROUPS_PER_CALL = 5000
+MAX_ROLLOUTS_PER_CALL = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRequest:
+    """One task to be sampled: a task's id, or its set and reference."""
+
+    task: UUID | None = None
+    task_ref: str | None = None
+    samples: int | None = None
+    priority: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def create_experiment(
+    *,
+    owner: Any,
+    name: str,
+    policy: Policy,
+    task_sets: Sequence[TaskSet] = (),
+    group_size: int = 8,
+    sampling: Mapping[str, Any] | None = None,
+    budgets: Mapping[str, Any] | None = None,
+    priority: int = 0,
+    share: int = 1,
+    max_attempts: int = 3,
+    failure_reward: float = 0.0,
+) -> Experiment:
+    """Create an experiment. Raises InvalidValue."""
+    if not 1 <= group_size <= MAX_SAMPLES:
+        raise InvalidValue(f"group_size must be between 1 and {MAX_SAMPLES}, not {group_size}.")
+    with transaction.atomic():
+        experiment = Experiment.objects.create(
+            owner=owner,
+            name=name,
+            policy=policy,
+            group_size=group_size,
+            sampling=Sampling.parse(sampling or {}).as_dict(),
+            budgets=Budgets.parse(budgets or {}).as_dict(),
+            priority=priority,
+            share=share,
+            max_attempts=max_attempts,
+            failure_reward=failure_reward,
+        )
+        experiment.task_sets.set(task_sets)
+    return experiment
+
+
+def update_experiment(*, experiment_id: UUID, **changes: Any) -> Experiment:
+    """Change settings; they hold for rollouts not yet started. Raises InvalidValue."""
+    with transaction.atomic():
+        experiment = Experiment.objects.select_for_update().get(pk=experiment_id)
+        task_sets = changes.pop("task_sets", None)
+        if "sampling" in changes:
+            changes["sampling"] = Sampling.parse(
+                {**experiment.sampling, **changes["sampling"]}
+            ).as_dict()
+        if "budgets" in changes:
+            changes["budgets"] = Budgets.parse(
+                {**experiment.budgets, **changes["budgets"]}
+            ).as_dict()
+        for name, value in changes.items():
+            setattr(experiment, name, value)
+        if changes:
+            experiment.save(update_fields=list(changes))
+        if task_sets is not None:
+            experiment.task_sets.set(task_sets)
+    return experiment
+
+
+def set_experiment_state(*, experiment_id: UUID, state: str) -> Experiment:
+    """Pause or resume an experiment. Raises StateConflict when it was stopped."""
+    won = (
+        Experiment.objects.filter(pk=experiment_id)
+        .exclude(state=ExperimentState.STOPPED)
+        .update(state=state)
+    )
+    if not won:
+        raise StateConflict(
+            "The experiment was stopped; create a new one.", code="experiment.stopped"
+        )
+    if state == ExperimentState.ACTIVE:
+        publish_dispatch()
+    return Experiment.objects.get(pk=experiment_id)
+
+
+def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -> list[Group]:
+    """Create the groups and all their rollouts, or nothing at all.
+
+    Raises InvalidValue, UnknownReference, StateConflict; the message names the entry at fault.
+    """
+    if experiment.state == ExperimentState.STOPPED:
+        raise StateConflict(
+            "The experiment was stopped; create a new one.", code="experiment.stopped"
+        )
+    if not 1 <= len(requests) <= MAX_GROUPS_PER_CALL:
+        raise InvalidValue(
+            f"Send between 1 and {MAX_GROUPS_PER_CALL} groups in one call, not {len(requests)}."
+        )
+    sizes = [_samples(request, experiment, place) for place, request in enumerate(requests)]
+    if sum(sizes) > MAX_ROLLOUTS_PER_CALL:
+        raise InvalidValue(
+            f"{sum(sizes)} rollouts in one call; send at most {MAX_ROLLOUTS_PER_CALL}."
+        )
+    tasks = _resolve(experiment, requests)
+    with transaction.atomic():
+        groups = Group.objects.bulk_create(
+            [
+                Group(
+                    experiment=experiment,
+                    task=task,
+                    environment_id=task.environment_id,
+                    size=size,
+                    priority=request.priority,
+                    metadata=dict(request.metadata),
+                )
+                for request, task, size in zip(requests, tasks, sizes, strict=True)
+            ],
+            batch_size=1000,
+        )
+        sequences = dict(
+            Group.objects.filter(pk__in=[group.pk for group in groups]).values_list(
+                "pk", "sequence"
+            )
+        )
+        now = timezone.now()
+        Rollout.objects.bulk_create(
+            [
+                Rollout(
+                    group=group,
+                    experiment=experiment,
+                    environment_id=group.environment_id,
+                    needs_sandbox=task.environment.image_id is not None,
+                    sample=sample,
+                    priority=experiment.priority + group.priority,
+                    sequence=sequences[group.pk],
+                    queued_at=now,
+                )
+                for group, task in zip(groups, tasks, strict=True)
+                for sample in range(group.size)
+            ],
+            batch_size=1000,
+        )
+        publish_dispatch()
+    return groups
+
+
+def _samples(request: GroupRequest, experiment: Experiment, place: int) -> int:
+    samples = experiment.group_size if request.samples is None else request.samples
+    if not 1 <= samples <= MAX_SAMPLES:
+        raise InvalidValue(
+            f"groups[{place}]: samples must be between 1 and {MAX_SAMPLES}, not {samples}."
+        )
+    return samples
+
+
+def _resolve(experiment: Experiment, requests: Sequence[GroupRequest]) -> list[Task]:
+    """Return the task of each request, in order."""
+    tasks = Task.objects.select_related("environment")
+    by_id = tasks.in_bulk([request.task for request in requests if request.task is not None])
+    refs = [request.task_ref for request in requests if request.task_ref is not None]
+    by_ref: dict[str, list[Task]] = {}
+    for task in tasks.filter(ref__in=refs, task_set__experiments=experiment):
+        by_ref.setdefault(task.ref, []).append(task)
+    found = []
+    for place, request in enumerate(requests):
+        if (request.task is None) == (request.task_ref is None):
+            raise InvalidValue(f"groups[{place}]: give either task or task_ref.")
+        if request.task is not None:
+            if request.task not in by_id:
+                raise UnknownReference(
+                    f"groups[{place}]: there is no task {request.task}.", code="task.unknown"
+                )
+            found.append(by_id[request.task])
+            continue
+        named = by_ref.get(request.task_ref or "", [])
+        if len(named) != 1:
+            problem = "is in several of" if named else "is in none of"
+            raise UnknownReference(
+                f"groups[{place}]: task_ref {request.task_ref!r} {problem} the experiment's "
+                f"task sets; add the set to the experiment, or name the task by its id.",
+                code="task.unknown" if not named else "task.ambiguous",
+            )
+        found.append(named[0])
+    return found

@@ -1,0 +1,1 @@
+"""The work of the three stages: between a claim and its finish."""

@@ -1,0 +1,192 @@
+"""EVAL: score a rollout, and find out whose fault it is when no score comes."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from evaluators.base import Artefacts, EvaluatorCancelled, EvaluatorFault, EvaluatorTimeout, Score
+from evaluators.registry import get_evaluator
+from evaluators.runner import score
+from rollouts.exceptions import InfraFault, StageTimeout
+from rollouts.importers.base import decode_files
+from rollouts.models import Rollout
+from rollouts.services.finish import EvalResult, finish_eval
+from rollouts.stages.database import database
+from rollouts.stages.initialisation import start_prepared_sandbox
+from rollouts.stages.lease import Held
+from sandboxes.models import Sandbox
+from sandboxes.runtime.exceptions import FileFault, FileMissing, OutputTooLarge
+from sandboxes.runtime.protocol import Runtime, SandboxHandle
+from sandboxes.services.lifecycle import find_sandbox
+from sandboxes.services.node import node_runtime
+from sandboxes.states import SandboxPurpose
+
+logger = logging.getLogger(__name__)
+
+REWARD_FILE_BYTES = 64 * 1024
+TEST_LOG_BYTES = 256 * 1024
+LOG_CHARACTERS = 100_000
+MINIMUM_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class _Grading:
+    """What is graded, and by what."""
+
+    rollout: Rollout
+    evaluator: str
+    settings: dict[str, Any]
+    payload: dict[str, Any]
+    tests: dict[str, Any]
+    test_seconds: float
+    frozen: Sandbox | None
+    sandbox: Sandbox | None
+
+
+def carry_out_eval(held: Held) -> None:
+    """Carry out EVAL. Raises LeaseLost, and InfraFault when the grading itself is broken."""
+    with database():
+        grading = _load(held)
+    try:
+        found = _grade(held, grading, untouched=False)
+    except EvaluatorCancelled:
+        raise
+    except EvaluatorFault as fault:
+        found = _whose_fault(held, grading, fault)
+    with database():
+        finish_eval(
+            claim=held.claim,
+            result=EvalResult(
+                evaluator=grading.evaluator,
+                reward=found.reward,
+                rewards=dict(found.rewards),
+                details=dict(found.details),
+                log=found.log[-LOG_CHARACTERS:].replace("\0", "\ufffd"),
+            ),
+        )
+
+
+def _load(held: Held) -> _Grading:
+    rollout = Rollout.objects.select_related("environment__image", "group__task", "experiment").get(
+        pk=held.claim.rollout_id
+    )
+    task, environment = rollout.group.task, rollout.environment
+    hidden = task.hidden
+    return _Grading(
+        rollout=rollout,
+        evaluator=hidden.get("evaluator") or environment.evaluator,
+        settings={**environment.evaluator_settings, **hidden.get("evaluator_settings", {})},
+        payload=hidden.get("evaluator_payload", {}),
+        tests=hidden.get("tests", {}),
+        test_seconds=float(task.payload.get("verifier_timeout_seconds") or 600.0),
+        frozen=find_sandbox(owner=rollout.id, purpose=SandboxPurpose.RUN),
+        sandbox=find_sandbox(owner=rollout.id, purpose=SandboxPurpose.GRADE),
+    )
+
+
+def _whose_fault(held: Held, grading: _Grading, fault: EvaluatorFault) -> Score:
+    """Grade the untouched layer: when that works, the policy broke its grading and pays for it."""
+    if held.stopping():
+        raise fault
+    try:
+        _grade(held, grading, untouched=True)
+    except EvaluatorFault as own:
+        raise InfraFault(
+            f"The evaluator fails on the untouched sandbox too: {own} (first: {fault})",
+            code=own.code,
+        ) from fault
+    reward = grading.rollout.experiment.failure_reward
+    logger.info("rollout %s broke its own grading: %s", grading.rollout.id, fault.code)
+    return Score(
+        reward=reward,
+        rewards={"reward": reward},
+        details={"policy_fault": fault.code, "message": str(fault)[:2000]},
+        log=fault.log,
+    )
+
+
+def _grade(held: Held, grading: _Grading, *, untouched: bool) -> Score:
+    if get_evaluator(grading.evaluator).needs_sandbox:
+        artefacts = _run_tests(held, grading, untouched=untouched)
+    elif untouched:
+        artefacts = Artefacts()
+    else:
+        artefacts = Artefacts(
+            answer=grading.rollout.answer, last_message=grading.rollout.last_message
+        )
+    remaining = held.remaining_seconds()
+    if remaining < MINIMUM_SECONDS:
+        raise StageTimeout("EVAL used up its budget.", code="eval.timeout")
+    return score(
+        grading.evaluator,
+        grading.settings,
+        grading.payload,
+        artefacts,
+        timeout_seconds=min(grading.test_seconds, remaining),
+        cancelled=held.stopping,
+    )
+
+
+def _run_tests(held: Held, grading: _Grading, *, untouched: bool) -> Artefacts:
+    """Run the hidden tests in a fresh sandbox over the agent's frozen layer, or without it."""
+    if grading.sandbox is None or grading.frozen is None or not grading.frozen.frozen_layer:
+        raise InfraFault(
+            "What the agent left is not on this node.",
+            code="sandbox.layer_missing",
+            restart_from_init=True,
+        )
+    handle = start_prepared_sandbox(
+        sandbox=grading.sandbox,
+        environment=grading.rollout.environment,
+        payload=grading.rollout.group.task.payload,
+        held=held,
+        layers=() if untouched else (grading.frozen.frozen_layer,),
+    )
+    runtime = node_runtime()
+    runtime.exec(
+        handle,
+        ["rm", "-rf", "/tests", "/logs", "/solution"],
+        cwd="/",
+        timeout_seconds=60,
+        cancelled=held.stopping,
+    )
+    files = {
+        f"/tests/{path}": (content.data, content.mode)
+        for path, content in decode_files(grading.tests).items()
+    }
+    runtime.write_files(handle, {**files, "/logs/verifier/.keep": (b"", 0o644)})
+    remaining = held.remaining_seconds()
+    if remaining < MINIMUM_SECONDS:
+        raise StageTimeout("EVAL used up its budget.", code="eval.timeout")
+    result = runtime.exec(
+        handle,
+        ["bash", "/tests/test.sh"],
+        timeout_seconds=min(grading.test_seconds, remaining),
+        output_bytes=TEST_LOG_BYTES,
+        cancelled=held.stopping,
+    )
+    log = (result.stdout + result.stderr).decode(errors="replace")
+    if result.cancelled or held.stopping():
+        raise EvaluatorCancelled("the tests were cancelled")
+    if result.timed_out:
+        raise EvaluatorTimeout(
+            f"the tests did not end within {grading.test_seconds:g} seconds", log=log
+        )
+    return Artefacts(
+        answer=grading.rollout.answer,
+        last_message=grading.rollout.last_message,
+        reward_json=_read(runtime, handle, "/logs/verifier/reward.json"),
+        reward_txt=_read(runtime, handle, "/logs/verifier/reward.txt"),
+        test_log=log,
+        exit_code=result.exit_code,
+    )
+
+
+def _read(runtime: Runtime, handle: SandboxHandle, path: str) -> bytes | None:
+    """Return a reward file; what is too large or no file is cut to nothing a number can be."""
+    try:
+        return runtime.read_file(handle, path, max_bytes=REWARD_FILE_BYTES)
+    except FileMissing:
+        return None
+    except (OutputTooLarge, FileFault):
+        return b""

@@ -1,0 +1,80 @@
+"""The journal that a stage hands to its agent: each step is a row before the next begins."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rollouts.handlers.base import Action, JournaledTurn, Message
+from rollouts.inference.protocol import Generation
+from rollouts.services.claim import Claim
+from rollouts.services.journal import Step, append_step, read_steps
+from rollouts.stages.database import database
+from sandboxes.runtime.protocol import ShellState
+
+
+class StageJournal:
+    """Write turns under the claim's lease, and read those of an earlier worker."""
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self.shell_state: ShellState | None = None
+        self._turns = self._read()
+
+    def record_sampled(
+        self, turn: int, generation: Generation, prompt_ids: Sequence[int], action: Action
+    ) -> None:
+        """Write a sampled turn. Raises LeaseLost."""
+        body = {
+            **asdict(generation),
+            "prompt_ids": list(prompt_ids),
+            "action": action.as_dict(),
+        }
+        self._append(Step(turn, "sampled", body))
+
+    def record_observed(
+        self, turn: int, messages: Sequence[Message], shell_state: ShellState | None
+    ) -> None:
+        """Write what the turn led to. Raises LeaseLost."""
+        body = {
+            "messages": [dict(message) for message in messages],
+            "shell": None if shell_state is None else shell_state.as_dict(),
+        }
+        self._append(Step(turn, "observed", body))
+
+    def replay(self) -> Sequence[JournaledTurn]:
+        """Return the turns of an earlier worker, in order."""
+        return self._turns
+
+    def _append(self, step: Step) -> None:
+        with database():
+            append_step(claim=self._claim, step=step)
+
+    def _read(self) -> list[JournaledTurn]:
+        steps = read_steps(claim=self._claim)
+        observed = {step.turn: step.body for step in steps if step.kind == "observed"}
+        for body in observed.values():
+            if body["shell"] is not None:
+                self.shell_state = ShellState.from_dict(body["shell"])
+        return [
+            JournaledTurn(
+                turn=step.turn,
+                prompt_ids=tuple(step.body["prompt_ids"]),
+                generation=_generation(step.body),
+                action=Action.from_dict(step.body["action"]),
+                messages=tuple(observed[step.turn]["messages"]) if step.turn in observed else None,
+            )
+            for step in steps
+            if step.kind == "sampled"
+        ]
+
+
+def _generation(body: dict[str, Any]) -> Generation:
+    return Generation(
+        token_ids=tuple(body["token_ids"]),
+        logprobs=tuple(body["logprobs"]),
+        finish_reason=body["finish_reason"],
+        policy_version=body["policy_version"],
+        server_id=body["server_id"],
+        seconds=body["seconds"],
+        logprob_mode=body["logprob_mode"],
+    )

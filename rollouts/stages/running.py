@@ -1,0 +1,209 @@
+"""RUN: drive the agent against the policy's servers, and store what was sampled."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollouts.exceptions import InfraFault
+from rollouts.handlers.base import AgentContext, AgentResult, Budget
+from rollouts.handlers.registry import get_handler
+from rollouts.inference.pool import InferencePool
+from rollouts.inference.protocol import Generation, SamplingParams, Server
+from rollouts.inference.rendering import load_renderer
+from rollouts.inference.trace import Trace
+from rollouts.models import InferenceServer, Policy, Rollout
+from rollouts.options import Budgets, Sampling
+from rollouts.services.finish import RunResult, finish_run
+from rollouts.services.servers import adapters, as_server
+from rollouts.services.trajectories import store_trajectory
+from rollouts.stages import process
+from rollouts.stages.database import database
+from rollouts.stages.journal import StageJournal
+from rollouts.stages.lease import Held
+from rollouts.tools.registry import build_tools
+from sandboxes.models import Sandbox
+from sandboxes.runtime.protocol import SandboxHandle, ShellSession
+from sandboxes.services.lifecycle import find_sandbox, mark_frozen
+from sandboxes.services.node import node_runtime
+from sandboxes.states import SandboxPurpose, SandboxState
+
+
+def carry_out_run(held: Held) -> None:
+    """Carry out RUN. Raises LeaseLost and the faults of sandboxes, inference and agents."""
+    with database():
+        rollout = Rollout.objects.select_related(
+            "experiment__policy", "environment", "group__task"
+        ).get(pk=held.claim.rollout_id)
+        sandbox = find_sandbox(owner=rollout.id, purpose=SandboxPurpose.RUN)
+        journal = StageJournal(held.claim)
+    trace = Trace()
+    result, tools = _run_agent(held, rollout, sandbox, journal, trace)
+    stored = store_trajectory(
+        experiment_id=rollout.experiment_id,
+        rollout_id=rollout.id,
+        attempt_id=held.claim.attempt_id,
+        segments=trace.as_dict(),
+        messages=result.messages,
+        tools=tools,
+    )
+    if sandbox is not None:
+        _freeze(sandbox)
+    last = next((m for m in reversed(result.messages) if m["role"] == "assistant"), None)
+    with database():
+        finish_run(
+            claim=held.claim,
+            result=RunResult(
+                stop_reason=result.stop_reason.value,
+                answer=result.answer,
+                last_message=str(last["content"]) if last else "",
+                turns=result.turns,
+                sampled_tokens=result.sampled_tokens,
+                tool_calls=result.tool_calls,
+                inference_seconds=result.inference_seconds,
+                tool_seconds=result.tool_seconds,
+                trajectory=stored,
+            ),
+        )
+
+
+def _run_agent(
+    held: Held,
+    rollout: Rollout,
+    sandbox: Sandbox | None,
+    journal: StageJournal,
+    trace: Trace,
+) -> tuple[AgentResult, list[dict[str, Any]]]:
+    environment, policy = rollout.environment, rollout.experiment.policy
+    budgets = Budgets.parse(rollout.experiment.budgets)
+    sampling = Sampling.parse(rollout.experiment.sampling)
+    renderer = load_renderer(policy.tokenizer)
+    generate = _Generate(held, policy, sampling, budgets, renderer.stop_token_ids, rollout)
+    tools = build_tools(
+        environment.tools,
+        {"bash": {"timeout_seconds": budgets.tool_seconds}} if "bash" in environment.tools else {},
+    )
+    shell = _open_shell(sandbox, journal) if rollout.needs_sandbox else None
+    limit = rollout.group.task.payload.get("agent_timeout_seconds") or budgets.run_seconds
+    try:
+        result = get_handler(environment.agent).run(
+            AgentContext(
+                instruction=rollout.group.task.instruction,
+                settings=environment.agent_settings,
+                system_prompt=environment.system_prompt,
+                tools=tools,
+                renderer=renderer,
+                trace=trace,
+                generate=generate,
+                journal=journal,
+                budget=Budget(
+                    max_turns=budgets.max_turns,
+                    max_tokens=budgets.max_sampled_tokens,
+                    turn_tokens=sampling.max_tokens,
+                    context_tokens=policy.context_tokens,
+                    deadline=generate.clock() + min(limit, budgets.run_seconds),
+                ),
+                cancelled=held.stopping,
+                shell=shell,
+                sampling=generate.params(sampling.max_tokens),
+                clock=generate.clock,
+            )
+        )
+    finally:
+        if shell is not None:
+            shell.close()
+    return result, [tool.schema() for tool in tools.values()]
+
+
+def _open_shell(sandbox: Sandbox | None, journal: StageJournal) -> ShellSession:
+    """Open the episode's shell; a journal of an earlier worker restores directory and exports."""
+    if sandbox is None or sandbox.state != SandboxState.READY or sandbox.handle is None:
+        raise InfraFault(
+            "The sandbox is not there any more.", code="sandbox.gone", restart_from_init=True
+        )
+    runtime, handle = node_runtime(), SandboxHandle.from_dict(sandbox.handle)
+    if not runtime.alive(handle):
+        raise InfraFault(
+            "The sandbox's instance ended.", code="sandbox.gone", restart_from_init=True
+        )
+    shell = runtime.open_shell(handle)
+    if journal.shell_state is not None:
+        shell.restore(journal.shell_state)
+    return shell
+
+
+def _freeze(sandbox: Sandbox) -> None:
+    """End the agent's processes and keep its writable layer for grading."""
+    assert sandbox.handle is not None
+    layer = node_runtime().freeze(SandboxHandle.from_dict(sandbox.handle))
+    with database():
+        mark_frozen(sandbox_id=sandbox.id, layer=layer)
+
+
+@dataclass
+class _Generate:
+    """Sample one turn on the policy's servers; waiting for them does not use the agent's time."""
+
+    held: Held
+    policy: Policy
+    sampling: Sampling
+    budgets: Budgets
+    stop_token_ids: tuple[int, ...]
+    rollout: Rollout
+    waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._pool = InferencePool(process.router(), adapters(), self._servers)
+        self._version = self.policy.version
+
+    def clock(self) -> float:
+        """Return monotonic seconds, standing still while no server answered."""
+        return time.monotonic() - self.waited
+
+    def params(self, max_tokens: int) -> SamplingParams:
+        """Return the sampling parameters of one request."""
+        seed = self.sampling.seed
+        return SamplingParams(
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k if self.sampling.top_k > 0 else None,
+            max_tokens=max_tokens,
+            seed=None if seed is None else (seed + self.rollout.sample) % 2**31,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+    def __call__(self, prompt_ids: Sequence[int], max_tokens: int) -> Generation:
+        """Return the sampled turn, stamped with the policy version in force when it was asked."""
+        began = time.monotonic()
+        generation = self._pool.generate(
+            str(self.rollout.id),
+            prompt_ids,
+            self.params(max_tokens),
+            budget_seconds=min(
+                self.budgets.inference_wait_seconds, max(0.1, self.held.remaining_seconds())
+            ),
+            cancelled=self.held.stopping,
+        )
+        self.waited += max(0.0, time.monotonic() - began - generation.seconds)
+        if generation.policy_version is not None:
+            return generation
+        return Generation(
+            token_ids=generation.token_ids,
+            logprobs=generation.logprobs,
+            finish_reason=generation.finish_reason,
+            policy_version=self._version,
+            server_id=generation.server_id,
+            seconds=generation.seconds,
+            logprob_mode=generation.logprob_mode,
+        )
+
+    def _servers(self) -> list[Server]:
+        with database():
+            rows = list(
+                InferenceServer.objects.routable()
+                .filter(policy=self.policy)
+                .select_related("policy")
+            )
+        if rows:
+            self._version = rows[0].policy.version
+        return [as_server(row) for row in rows]

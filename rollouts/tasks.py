@@ -1,0 +1,73 @@
+"""Celery tasks: parse the one id, call one service."""
+
+import logging
+from typing import Any
+from uuid import UUID
+
+from celery import shared_task
+
+from rollouts import queues
+from rollouts.services.dispatch import dispatch
+from rollouts.services.reap import reap
+from rollouts.services.servers import check_servers
+from rollouts.stages.database import database
+from sandboxes.services.node import sweep_node as sweep_this_node
+
+logger = logging.getLogger(__name__)
+
+
+def _carry_out(attempt_id: str) -> None:
+    from rollouts.stages.runner import carry_out
+
+    carry_out(UUID(attempt_id))
+
+
+@shared_task(name=queues.STAGE_TASK[queues.INIT])
+def run_init(attempt_id: str, **_: Any) -> None:
+    """Carry out an INIT attempt."""
+    _carry_out(attempt_id)
+
+
+@shared_task(name=queues.STAGE_TASK[queues.RUN])
+def run_run(attempt_id: str, **_: Any) -> None:
+    """Carry out a RUN attempt."""
+    _carry_out(attempt_id)
+
+
+@shared_task(name=queues.STAGE_TASK[queues.EVAL])
+def run_eval(attempt_id: str, **_: Any) -> None:
+    """Carry out an EVAL attempt."""
+    _carry_out(attempt_id)
+
+
+@shared_task(name=queues.SWEEP_TASK)
+def sweep_node(node: str, **_: Any) -> None:
+    """Remove what nothing owns from the node that this worker runs on."""
+    with database():
+        removed = sweep_this_node()
+    if removed:
+        logger.info("node %s: %d sandboxes removed", node, removed)
+
+
+@shared_task(name=queues.DISPATCH_TASK)
+def control_dispatch(**_: Any) -> None:
+    """Start what free slots can start."""
+    with database():
+        started = dispatch()
+    if started:
+        logger.info("dispatched %d rollouts", started)
+
+
+@shared_task(name="rollouts.tasks.control_reap")
+def control_reap(**_: Any) -> None:
+    """Put right what dead workers and lost messages leave."""
+    with database():
+        reaped = reap()
+    logger.debug("%s", reaped)
+
+
+@shared_task(name="rollouts.tasks.control_check_servers")
+def control_check_servers(**_: Any) -> None:
+    """Write down the health of every inference server."""
+    with database():
+        check_servers()

@@ -1,0 +1,94 @@
+"""What a tool is: a JSON schema for the policy and one call that answers with an observation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jsonschema
+
+if TYPE_CHECKING:
+    from sandboxes.runtime.protocol import ShellSession
+
+
+class InvalidArguments(Exception):
+    """Say what is wrong with a tool call's arguments, in words the policy can act on."""
+
+    code: ClassVar[str] = "tool.invalid_arguments"
+
+
+class ToolUnavailable(Exception):
+    """Say that a tool lacks what it works with, such as a shell: ours to mend, not the policy's."""
+
+    code: ClassVar[str] = "tool.unavailable"
+
+
+class UnknownTool(Exception):
+    """Say that no tool has this name."""
+
+    code: ClassVar[str] = "tool.unknown"
+
+
+class InvalidToolSettings(Exception):
+    """Say which setting of a tool is wrong and what it should be."""
+
+    code: ClassVar[str] = "tool.settings_invalid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolContext:
+    """Hold what a call may use: the episode's shell, the seconds left and the cancel flag."""
+
+    shell: ShellSession | None = None
+    timeout_seconds: float
+    cancelled: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """Hold one observation; `finished` ends the episode with `answer`; `data` is JSON."""
+
+    content: str
+    finished: bool = False
+    answer: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tool(ABC):
+    """Offer one action to the policy."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    parameters: ClassVar[Mapping[str, Any]]
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raise `InvalidArguments` when the arguments do not fit the tool's JSON schema."""
+        validator = jsonschema.Draft202012Validator(self.parameters)
+        error = jsonschema.exceptions.best_match(validator.iter_errors(dict(arguments)))
+        if error is not None:
+            where = "/".join(str(part) for part in error.absolute_path)
+            place = f" at {where}" if where else ""
+            raise InvalidArguments(
+                f"The arguments of {self.name} are wrong{place}: {error.message[:500]}"
+            )
+
+    @abstractmethod
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """Run one checked call.
+
+        Raises `InvalidArguments` for what the policy did wrong; faults of the sandbox pass
+        through untouched.
+        """
+
+    def schema(self) -> dict[str, Any]:
+        """Return the tool in the function form that chat templates and trainers expect."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": dict(self.parameters),
+            },
+        }

@@ -1,0 +1,95 @@
+"""Operators' calls: images, environments, nodes, sandboxes."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins, status, viewsets
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from sandboxes.api.filters import EnvironmentFilter, NodeFilter, SandboxFilter
+from sandboxes.api.serializers import (
+    EnvironmentInput,
+    EnvironmentOutput,
+    ImageInput,
+    ImageOutput,
+    NodeInput,
+    NodeOutput,
+    SandboxOutput,
+)
+from sandboxes.models import Environment, Image, Node, Sandbox
+from sandboxes.services.catalogue import save_environment, save_image
+from sandboxes.services.node_settings import change_node
+
+
+class ImageViewSet(
+    mixins.ListModelMixin, mixins.RetrieveModelMixin, viewsets.GenericViewSet[Image]
+):
+    """Images that sandboxes start from."""
+
+    queryset = Image.objects.all()
+    serializer_class = ImageOutput
+    required_scope = "operate"
+    lookup_value_converter = "uuid"
+
+    @extend_schema(request=ImageInput, responses={201: ImageOutput})
+    def create(self, request: Request) -> Response:
+        """Register an image, or point the one of that name at another source."""
+        given = ImageInput(data=request.data)
+        given.is_valid(raise_exception=True)
+        image = save_image(**given.validated_data)
+        return Response(ImageOutput(image).data, status=status.HTTP_201_CREATED)
+
+
+class EnvironmentViewSet(
+    mixins.ListModelMixin, mixins.RetrieveModelMixin, viewsets.GenericViewSet[Environment]
+):
+    """Catalogue of environments; every edit is a new version."""
+
+    queryset = Environment.objects.select_related("image")
+    serializer_class = EnvironmentOutput
+    filterset_class = EnvironmentFilter
+    required_scope = "operate"
+    lookup_value_converter = "uuid"
+    registries: ClassVar[Mapping[str, Collection[str]]] = {}
+
+    @extend_schema(request=EnvironmentInput, responses={201: EnvironmentOutput})
+    def create(self, request: Request) -> Response:
+        """Make the next version of an environment; equal values give the newest one again."""
+        given = EnvironmentInput(data=request.data, context={"registries": self.registries})
+        given.is_valid(raise_exception=True)
+        environment = save_environment(**given.validated_data)
+        return Response(EnvironmentOutput(environment).data, status=status.HTTP_201_CREATED)
+
+
+class NodeViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, viewsets.GenericViewSet[Node]):
+    """Nodes: capacity and draining."""
+
+    queryset = Node.objects.with_slots_used()
+    serializer_class = NodeOutput
+    filterset_class = NodeFilter
+    required_scope = "operate"
+    read_scope = "operate"
+    lookup_value_converter = "uuid"
+
+    @extend_schema(request=NodeInput, responses=NodeOutput)
+    def partial_update(self, request: Request, **kwargs: Any) -> Response:
+        """Change capacity or draining."""
+        node = self.get_object()
+        given = NodeInput(data=request.data)
+        given.is_valid(raise_exception=True)
+        change_node(node_id=node.pk, **given.validated_data)
+        return Response(NodeOutput(self.get_object()).data)
+
+
+class SandboxViewSet(
+    mixins.ListModelMixin, mixins.RetrieveModelMixin, viewsets.GenericViewSet[Sandbox]
+):
+    """Sandboxes, present and past."""
+
+    queryset = Sandbox.objects.select_related("node")
+    serializer_class = SandboxOutput
+    filterset_class = SandboxFilter
+    read_scope = "operate"
+    lookup_value_converter = "uuid"

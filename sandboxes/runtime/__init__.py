@@ -1,0 +1,1 @@
+"""Sandboxes as plain Python: start, enter, freeze and end them, with no Django."""

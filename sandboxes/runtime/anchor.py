@@ -1,0 +1,61 @@
+"""The process that stands for a sandbox of the local runtime, which isolates nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from sandboxes.runtime import wire
+from sandboxes.runtime.exceptions import StartFailed
+from sandboxes.runtime.jobs import Channel, remove, succeed
+from sandboxes.runtime.layout import Layout, write_record
+from sandboxes.runtime.overlay import find_layers
+from sandboxes.runtime.processes import kill_marked, read_stat
+
+DRIVER = "local-copy"
+MARKER = "PRORL_LOCAL_SANDBOX"
+_TMP = "/tmp"  # noqa: S108 - below the sandbox's own folder
+
+
+def folder_of(layout: Layout, name: str) -> Path:
+    """Return the folder that plays the root of a local sandbox."""
+    return layout.instance(name) / "upper"
+
+
+def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
+    """Make the folder, report the handle, and end what is left when the lifetime is over."""
+    spec: dict[str, Any] = message["spec"]
+    instance = layout.instance(spec["name"])
+    try:
+        instance.mkdir(mode=0o700)
+    except FileExistsError:
+        raise StartFailed(f"the name {spec['name']} is in use") from None
+    try:
+        _fill(layout, spec)
+        stat = read_stat(os.getpid())
+        assert stat is not None
+        record = {"pid": stat.pid, "start_ticks": stat.start_ticks, "driver": DRIVER}
+        write_record(instance / "record.json", spec | record)
+        succeed(channel, pid=stat.pid, start_ticks=stat.start_ticks)
+    except BaseException:
+        remove(layout, None, [instance])
+        raise
+    channel.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(spec["limits"]["lifetime_seconds"])
+    write_record(instance / "ended.json", {"reason": "lifetime", "at": time.time()})
+    kill_marked(f"{MARKER}={instance}")
+
+
+def _fill(layout: Layout, spec: dict[str, Any]) -> None:
+    folder = folder_of(layout, spec["name"])
+    folder.mkdir()
+    for layer in reversed(find_layers(layout, spec["layers"], DRIVER)):
+        shutil.copytree(layer, folder, symlinks=True, dirs_exist_ok=True)
+    for path in (spec["workdir"], _TMP, "/root"):
+        subprocess.run(["/bin/mkdir", "-p", "--", f"{folder}{path}"], check=True)

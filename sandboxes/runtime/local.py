@@ -1,0 +1,192 @@
+"""Plain processes in a private folder: no isolation, for tests and debugging only.
+
+Paths given to this runtime lie below the sandbox's folder, which commands find in
+`PRORL_LOCAL_ROOT`. What a command itself does with an absolute path happens on the host, so this is
+never offered to an untrusted policy. The image is not used. A layer is a copied folder.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sandboxes.runtime import anchor, files
+from sandboxes.runtime.account import Account
+from sandboxes.runtime.argv import SANDBOX_ENV, Words, bash_argv, program_argv
+from sandboxes.runtime.exceptions import EnterFailed, SandboxGone, StartFailed
+from sandboxes.runtime.layout import NAME_PATTERN, Layout, make_root, read_record
+from sandboxes.runtime.processes import is_running, kill_marked
+from sandboxes.runtime.program import run_program
+from sandboxes.runtime.protocol import (
+    DEFAULT_OUTPUT_BYTES,
+    Cancelled,
+    Check,
+    Checks,
+    ExecResult,
+    SandboxHandle,
+    SandboxSpec,
+)
+from sandboxes.runtime.shell import BashSession
+from sandboxes.runtime.spawner import Spawner
+from sandboxes.runtime.terminal import Terminal
+
+_JOB_SECONDS = 120.0
+
+
+class LocalRuntime:
+    """Run commands as `account` on the host itself; see `Runtime` for every method."""
+
+    def __init__(self, root: Path, prefix: str, account: Account) -> None:
+        self._layout = Layout(root.absolute())
+        self._prefix = prefix
+        make_root(self._layout.root, account)
+        self._spawner = Spawner(root=self._layout.root, account=account)
+
+    def prepare(self) -> None:
+        """Start the spawner: call it before the worker starts threads."""
+        self._spawner.start()
+
+    def start(
+        self, spec: SandboxSpec, *, timeout_seconds: float, cancelled: Cancelled | None = None
+    ) -> SandboxHandle:
+        """Make the folder and its anchor process; see `Runtime.start`."""
+        self._check_name(spec.name)
+        result = self._spawner.run_job(
+            {"op": "anchor", "spec": spec.as_dict()},
+            timeout_seconds=timeout_seconds,
+            cancelled=cancelled,
+        )
+        return SandboxHandle(
+            name=spec.name,
+            pid=int(result["pid"]),
+            start_ticks=int(result["start_ticks"]),
+            layer=spec.name,
+        )
+
+    def exec(
+        self,
+        handle: SandboxHandle,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float,
+        output_bytes: int = DEFAULT_OUTPUT_BYTES,
+        cancelled: Cancelled | None = None,
+    ) -> ExecResult:
+        """Run a program on the host; see `Runtime.exec`."""
+        record = self._record(handle)
+        result, entered = run_program(
+            self._spawner,
+            program_argv(argv, cwd=self._inside(handle.name, cwd or record["workdir"])),
+            env=self._env(record, env),
+            stdin=stdin,
+            timeout_seconds=timeout_seconds,
+            output_bytes=output_bytes,
+            cancelled=cancelled,
+        )
+        if not entered and not (result.timed_out or result.cancelled):
+            raise EnterFailed(result.stderr.decode("utf-8", "replace")[-1000:])
+        return result
+
+    def open_shell(
+        self,
+        handle: SandboxHandle,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> BashSession:
+        """Open a bash on the host; see `Runtime.open_shell`."""
+        record = self._record(handle)
+        open_terminal = functools.partial(
+            Terminal, self._spawner, bash_argv(), env=self._env(record, env)
+        )
+        start = self._inside(handle.name, cwd or record["workdir"])
+        return BashSession(open_terminal, functools.partial(self.alive, handle), start)
+
+    def read_file(self, handle: SandboxHandle, path: str, *, max_bytes: int) -> bytes:
+        """Read a file below the folder; see `Runtime.read_file`."""
+        inside = self._inside(handle.name, files.clean_path(path))
+        return files.read_file(self._file_execute(handle), inside, max_bytes)
+
+    def write_file(
+        self, handle: SandboxHandle, path: str, data: bytes, *, mode: int = 0o644
+    ) -> None:
+        """Write a file below the folder; see `Runtime.write_file`."""
+        self.write_files(handle, {path: (data, mode)})
+
+    def write_files(self, handle: SandboxHandle, files_: Mapping[str, tuple[bytes, int]]) -> None:
+        """Write files below the folder; see `Runtime.write_files`."""
+        files.write_files(self._file_execute(handle), files_, root=self._inside(handle.name, ""))
+
+    def freeze(self, handle: SandboxHandle) -> str:
+        """End the processes and keep the folder; see `Runtime.freeze`."""
+        self._end_processes(handle.name)
+        return str(self._job("freeze", name=handle.name)["reference"])
+
+    def discard_layer(self, ref: str) -> None:
+        """Delete a frozen folder; see `Runtime.discard_layer`."""
+        self._job("discard", reference=ref)
+
+    def stop(self, name: str) -> None:
+        """End the processes and delete the folder; see `Runtime.stop`."""
+        self._check_name(name)
+        self._end_processes(name)
+        self._job("stop", name=name)
+
+    def alive(self, handle: SandboxHandle) -> bool:
+        """Tell whether the anchor of the handle runs."""
+        return is_running(handle.pid, handle.start_ticks)
+
+    def list(self) -> list[str]:
+        """Return the names below our prefix."""
+        return self._layout.names(self._prefix)
+
+    def check(self) -> Checks:
+        """Say that nothing is isolated."""
+        return [Check(name="local", ok=True, detail="commands run on this host, NOT isolated")]
+
+    def close(self) -> None:
+        """End the spawner; anchors go on."""
+        self._spawner.close()
+
+    def _job(self, kind: str, **details: Any) -> dict[str, Any]:
+        message = {"op": kind, "tools": None, **details}
+        return self._spawner.run_job(message, timeout_seconds=_JOB_SECONDS)
+
+    def _check_name(self, name: str) -> None:
+        if not name.startswith(self._prefix) or not NAME_PATTERN.fullmatch(name):
+            raise StartFailed(f"a sandbox name here begins with {self._prefix!r}: {name!r}")
+
+    def _inside(self, name: str, path: str) -> str:
+        folder = str(anchor.folder_of(self._layout, name))
+        return path if path.startswith(folder) else folder + path
+
+    def _marker(self, name: str) -> str:
+        return str(self._layout.instance(name))
+
+    def _env(self, record: dict[str, Any], env: Mapping[str, str] | None) -> dict[str, str]:
+        folder = self._inside(record["name"], "")
+        own = {"HOME": f"{folder}/root", "PRORL_LOCAL_ROOT": folder}
+        own[anchor.MARKER] = self._marker(record["name"])
+        return {**SANDBOX_ENV, **own, **record["env"], **(env or {})}
+
+    def _record(self, handle: SandboxHandle) -> dict[str, Any]:
+        record = read_record(self._layout.instance(handle.name) / "record.json")
+        if not self.alive(handle) or record is None or record.get("pid") != handle.pid:
+            raise SandboxGone(f"sandbox {handle.name} no longer runs")
+        return record
+
+    def _end_processes(self, name: str) -> None:
+        kill_marked(f"{anchor.MARKER}={self._marker(name)}")
+
+    def _file_execute(self, handle: SandboxHandle) -> files.Execute:
+        def execute(argv: Words, stdin: bytes, seconds: float, limit: int) -> ExecResult:
+            return self.exec(
+                handle, argv, stdin=stdin, cwd="/", timeout_seconds=seconds, output_bytes=limit
+            )
+
+        return execute

@@ -1,0 +1,146 @@
+"""This node's runtime: one per process, and the removal of what nothing owns."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+from uuid import UUID
+
+from django.conf import settings
+
+from sandboxes.models import Environment, Sandbox
+from sandboxes.runtime.exceptions import ImageMissing, SandboxFault
+from sandboxes.runtime.factory import make_runtime
+from sandboxes.runtime.protocol import Limits, Runtime, SandboxSpec
+from sandboxes.services.lifecycle import mark_gone
+from sandboxes.states import SandboxState
+
+logger = logging.getLogger(__name__)
+
+_runtimes: dict[int, Runtime] = {}
+_lock = threading.Lock()
+_sweeping = threading.Lock()
+
+
+def node_runtime() -> Runtime:
+    """Return the runtime of this process; a forked process gets one of its own."""
+    with _lock:
+        runtime = _runtimes.get(os.getpid())
+        if runtime is None:
+            runtime = make_runtime(
+                settings.SANDBOX_RUNTIME,
+                root=settings.SANDBOX_ROOT,
+                prefix=sandbox_prefix(),
+                account=settings.SANDBOX_ACCOUNT if os.geteuid() == 0 else None,
+            )
+            _runtimes.clear()
+            _runtimes[os.getpid()] = runtime
+    return runtime
+
+
+def close_node_runtime() -> None:
+    """Let go of this process's runtime; sandboxes go on running."""
+    with _lock:
+        runtime = _runtimes.pop(os.getpid(), None)
+    if runtime is not None:
+        runtime.close()
+
+
+def sandbox_prefix() -> str:
+    """Return the prefix of all instance names of this deployment."""
+    return f"prorl-{settings.DEPLOYMENT}-"
+
+
+def sandbox_name(sandbox_id: UUID) -> str:
+    """Return the instance's name of a sandbox row."""
+    return f"{sandbox_prefix()}{sandbox_id.hex}"
+
+
+def sandbox_spec(
+    *, name: str, environment: Environment, layers: tuple[str, ...] = ()
+) -> SandboxSpec:
+    """Return how a sandbox of an environment is started. Raises ImageMissing."""
+    if environment.image is None:
+        raise ImageMissing(f"Environment {environment.ref} names no image.")
+    source = Path(environment.image.source)
+    limits = environment.limits
+    return SandboxSpec(
+        name=name,
+        image=str(source if source.is_absolute() else settings.IMAGE_ROOT / source),
+        layers=layers,
+        network="host" if environment.network == "host" else "none",
+        limits=Limits(
+            memory_bytes=limits.get("memory_bytes"),
+            processes=limits.get("processes"),
+            disk_bytes=limits.get("disk_bytes"),
+            lifetime_seconds=limits.get("lifetime_seconds", settings.STAGE_LIMIT_SECONDS * 3),
+        ),
+        workdir=environment.workdir,
+    )
+
+
+def remove_given_up(*, owner: UUID | None = None) -> int:
+    """Remove this node's sandboxes that were given up, of one owner or of all; return how many.
+
+    By name, and idempotent: any number of processes of the node may do it at once.
+    """
+    given_up = Sandbox.objects.filter(state=SandboxState.STOPPING, node__name=settings.NODE_NAME)
+    if owner is not None:
+        given_up = given_up.of(owner)
+    return sum(_remove(sandbox) for sandbox in given_up)
+
+
+def _remove(sandbox: Sandbox) -> bool:
+    runtime = node_runtime()
+    try:
+        runtime.stop(sandbox_name(sandbox.id))
+        if sandbox.frozen_layer:
+            runtime.discard_layer(sandbox.frozen_layer)
+    except SandboxFault:
+        logger.exception("sandbox %s could not be removed; the sweep tries again", sandbox.id)
+        return False
+    return mark_gone(sandbox_id=sandbox.id)
+
+
+def sweep_node() -> int:
+    """Remove given-up sandboxes, then every instance of ours that no present row owns."""
+    if not _sweeping.acquire(blocking=False):
+        return 0
+    try:
+        removed = remove_given_up()
+        runtime = node_runtime()
+        names = set(runtime.list())
+        owned = {
+            sandbox_name(pk)
+            for pk in Sandbox.objects.present()
+            .filter(node__name=settings.NODE_NAME)
+            .values_list("pk", flat=True)
+        }
+        for name in sorted(names - owned):
+            logger.warning("instance %s belongs to nobody: removed", name)
+            try:
+                runtime.stop(name)
+            except SandboxFault:
+                logger.exception("instance %s could not be removed", name)
+                continue
+            removed += 1
+        return removed
+    finally:
+        _sweeping.release()
+
+
+def remove_everything() -> int:
+    """Remove every instance and layer of this deployment from this node, in use or not.
+
+    For the end of a stack: workers must be stopped. Rollouts in a stage start again at INIT.
+    """
+    runtime = node_runtime()
+    names = runtime.list()
+    for name in names:
+        runtime.stop(name)
+    here = Sandbox.objects.present().filter(node__name=settings.NODE_NAME)
+    for sandbox in here:
+        if sandbox.frozen_layer:
+            runtime.discard_layer(sandbox.frozen_layer)
+        mark_gone(sandbox_id=sandbox.id)
+    return len(names)

@@ -1,0 +1,125 @@
+"""Real sandboxes for the tests: the base image, and one runtime per kind."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandboxes.runtime.account import resolve_account
+from sandboxes.runtime.apptainer import ApptainerRuntime
+from sandboxes.runtime.argv import find_tools
+from sandboxes.runtime.exceptions import RuntimeMissing
+from sandboxes.runtime.factory import make_runtime
+from sandboxes.runtime.protocol import Limits, Runtime, SandboxHandle, SandboxSpec
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PREFIX = "test-"
+
+Start = Callable[..., SandboxHandle]
+
+
+def lacking(reason: str) -> None:
+    """Skip on a laptop, fail in CI: a suite that silently skips proves nothing."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def open_folder(prefix: str) -> Path:
+    """Make a temporary folder that the sandbox account can pass."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def base_image() -> Path:
+    """Return the unpacked base image; skips (fails in CI) without it or Apptainer."""
+    try:
+        find_tools()
+        resolve_account(None)
+    except RuntimeMissing as fault:
+        lacking(str(fault))
+    image = Path(os.environ.get("PRORL_BASE_IMAGE", REPOSITORY / "var" / "images" / "base"))
+    if not (image / ".singularity.d" / "digest").is_file():
+        lacking(f"no base image at {image}: run scripts/build-base-image")
+    return image.absolute()
+
+
+@pytest.fixture(scope="session")
+def apptainer_runtime(base_image: Path) -> Iterator[ApptainerRuntime]:
+    """Yield a real runtime over a folder of its own; nothing of it stays."""
+    folder = open_folder("prorl-sandbox-tests-")
+    made = make_runtime("apptainer", folder / "root", PREFIX, None)
+    assert isinstance(made, ApptainerRuntime)
+    yield made
+    for name in made.list():
+        made.stop(name)
+    made.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def local_runtime() -> Iterator[Runtime]:
+    """Yield a runtime without isolation."""
+    folder = open_folder("prorl-local-tests-")
+    made = make_runtime("local", folder / "root", PREFIX, None)
+    yield made
+    for name in made.list():
+        made.stop(name)
+    made.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=[pytest.param("apptainer", marks=pytest.mark.sandbox), "local"])
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    """Return each runtime that runs real processes."""
+    found: Runtime = request.getfixturevalue(f"{request.param}_runtime")
+    return found
+
+
+def starter(runtime: Runtime, image: str, made: list[str]) -> Start:
+    """Return a function that starts a sandbox and remembers its name."""
+
+    def start(**changes: object) -> SandboxHandle:
+        name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
+        values: dict[str, object] = {
+            "name": name,
+            "image": image,
+            "limits": Limits(lifetime_seconds=600),
+        }
+        values |= changes
+        spec = SandboxSpec(**values)  # type: ignore[arg-type]
+        made.append(spec.name)
+        return runtime.start(spec, timeout_seconds=60)
+
+    return start
+
+
+@pytest.fixture
+def image(request: pytest.FixtureRequest, runtime: Runtime) -> str:
+    """Return the image for the runtime under test; the local one needs none."""
+    isolated = isinstance(runtime, ApptainerRuntime)
+    return str(request.getfixturevalue("base_image")) if isolated else ""
+
+
+@pytest.fixture
+def start(runtime: Runtime, image: str) -> Iterator[Start]:
+    """Start sandboxes of the runtime under test; they are stopped afterwards."""
+    made: list[str] = []
+    yield starter(runtime, image, made)
+    for name in made:
+        runtime.stop(name)
+
+
+@pytest.fixture
+def start_apptainer(apptainer_runtime: ApptainerRuntime, base_image: Path) -> Iterator[Start]:
+    """Start Apptainer sandboxes; they are stopped afterwards."""
+    made: list[str] = []
+    yield starter(apptainer_runtime, str(base_image), made)
+    for name in made:
+        apptainer_runtime.stop(name)

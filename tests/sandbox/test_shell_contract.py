@@ -1,0 +1,223 @@
+"""What every shell session promises, on real bash and a real pseudo-terminal."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sandboxes.runtime.exceptions import SandboxGone
+from sandboxes.runtime.protocol import Runtime, SandboxHandle, ShellSession, ShellState
+from tests.sandbox.conftest import Start
+
+
+@pytest.fixture
+def handle(start: Start) -> SandboxHandle:
+    return start(env={"GREETING": "hello"})
+
+
+@pytest.fixture
+def shell(runtime: Runtime, handle: SandboxHandle) -> Iterator[ShellSession]:
+    opened = runtime.open_shell(handle)
+    yield opened
+    opened.close()
+
+
+def say(shell: ShellSession, command: str, seconds: float = 30) -> str:
+    return shell.run(command, timeout_seconds=seconds).output
+
+
+def test_output_code_and_directory(shell: ShellSession) -> None:
+    first = shell.run("echo $GREETING; false", timeout_seconds=30)
+    second = shell.run("cd / && (exit 7)", timeout_seconds=30)
+
+    assert (first.output, first.exit_code, first.truncated) == ("hello\n", 1, False)
+    assert first.cwd.endswith("/app")
+    assert (second.output, second.exit_code, second.cwd) == ("", 7, "/")
+
+
+def test_state_survives_between_commands(shell: ShellSession) -> None:
+    say(shell, "cd /usr; export A='a \"b\"\nc'; D=4; f() { echo f$1; }; alias g='echo g'")
+
+    assert say(shell, 'pwd; echo "$A$D"; f 1; g') == '/usr\na "b"\nc4\nf1\ng\n'
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo 'it''s'",
+        "cat <<'EOF'\n$HOME `x`\nEOF",
+        'echo "unterminated',
+        "for i in 1 2; do",
+        ")",
+        "exec >/dev/null; echo hidden",
+        "exec 2>&- 1>&-",
+        "exec 7>&- 8<&- 9>&-",
+        "exec </dev/null",
+        "cat",
+        "read x",
+        "PS1='$ '; PROMPT_COMMAND='echo prompted'",
+        "PS0=zero PS2=two",
+        "trap 'echo trapped' DEBUG; trap - DEBUG",
+        "IFS=_",
+        "set -u; echo $unset_variable",
+        "set -o pipefail; false | true",
+        "stty -F /dev/tty raw echo 2>/dev/null",
+        "printf '\\033[31mred\\033[0m'",
+        "printf '\\x1edeadbeefdeadbeef:0\\x1e'",
+        "head -c 5000 /dev/urandom",
+        "echo " + "x" * 20000,
+        ": '" + "y" * 200_000 + "'",
+        "yes | head -n 1",
+        "sleep 100 & disown",
+        "kill -INT $$",
+        "unset PATH",
+        "cd /; rmdir /nowhere",
+        "shopt -s extdebug",
+        "history -c; set -o history",
+        "echo -n no newline",
+        "return 3",
+        "break",
+    ],
+)
+def test_the_next_command_is_right_after(shell: ShellSession, command: str) -> None:
+    shell.run(command, timeout_seconds=30)
+
+    after = shell.run("echo one; echo two", timeout_seconds=30)
+
+    assert (after.output, after.exit_code, after.shell_restarted) == ("one\ntwo\n", 0, False)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 5", 5),
+        ("exec true", 0),
+        ("kill -9 $$", 137),
+        ("set -e; false", 1),
+        ("echo out; exit 2", 2),
+    ],
+)
+def test_the_shell_is_replaced_after(shell: ShellSession, command: str, code: int) -> None:
+    say(shell, "cd /usr/bin; export KEPT=yes")
+
+    ended = shell.run(command, timeout_seconds=30)
+    after = shell.run("pwd; echo $KEPT", timeout_seconds=30)
+
+    assert (ended.exit_code, ended.shell_restarted) == (code, True)
+    assert ended.output == ("out\n" if "out" in command else "")
+    assert (after.output, after.shell_restarted) == ("/usr/bin\nyes\n", False)
+
+
+@pytest.mark.parametrize(
+    ("command", "restarted"),
+    [
+        ("echo begun; sleep 1000", False),
+        ("echo begun; yes >/dev/null", False),
+        ("echo begun; bash -c \"trap '' INT; sleep 1000\"", False),
+        ("echo begun; while :; do sleep 0.01; done", False),
+        ("echo begun; while :; do :; done", False),
+        ("echo begun; cat /dev/tty", False),
+        ("echo begun; trap '' INT; while :; do sleep 100; done", True),
+        ("echo begun; kill -STOP $$", True),
+    ],
+)
+def test_a_timeout_leaves_a_working_shell(
+    shell: ShellSession, command: str, restarted: bool
+) -> None:
+    say(shell, "cd /usr; export KEPT=yes")
+
+    late = shell.run(command, timeout_seconds=0.5)
+    after = shell.run("pwd; echo $KEPT", timeout_seconds=30)
+
+    assert late.output.startswith("begun\n")
+    assert (late.exit_code, late.timed_out, late.shell_restarted) == (None, True, restarted)
+    assert (after.output, after.exit_code) == ("/usr\nyes\n", 0)
+
+
+def test_endless_output_is_cut_and_timed_out(shell: ShellSession) -> None:
+    late = shell.run("yes abc", timeout_seconds=0.5, output_bytes=2000)
+
+    assert late.timed_out
+    assert late.truncated
+    assert late.output.startswith("abc\nabc\n")
+    assert "bytes left out" in late.output
+    assert len(late.output) < 2100
+    assert say(shell, "echo next") == "next\n"
+
+
+def test_large_output_keeps_head_and_tail(shell: ShellSession) -> None:
+    result = shell.run("seq 1 300000", timeout_seconds=60, output_bytes=600)
+
+    assert (result.exit_code, result.truncated) == (0, True)
+    assert result.output.startswith("1\n2\n3\n")
+    assert result.output.endswith("299999\n300000\n")
+
+
+def test_cancel_interrupts_a_command(shell: ShellSession) -> None:
+    flag = threading.Event()
+    timer = threading.Timer(0.3, flag.set)
+    timer.start()
+
+    result = shell.run("sleep 1000", timeout_seconds=60, cancelled=flag.is_set)
+
+    timer.join()
+    assert (result.exit_code, result.cancelled, result.timed_out) == (None, True, False)
+    assert say(shell, "echo next") == "next\n"
+
+
+def test_a_nul_is_refused_and_nothing_runs(shell: ShellSession) -> None:
+    refused = shell.run("echo a\0b", timeout_seconds=30)
+
+    assert refused.exit_code == 126
+    assert "NUL" in refused.output
+    assert say(shell, "echo next") == "next\n"
+
+
+def test_escapes_are_stripped(shell: ShellSession) -> None:
+    assert say(shell, r"printf '\033[1;31mred\033[0m \033]0;title\007end\r\n'") == "red end\n"
+
+
+def test_state_moves_to_another_shell(
+    runtime: Runtime, handle: SandboxHandle, shell: ShellSession
+) -> None:
+    say(shell, "cd /usr/share; export WORD='two words'")
+    state = ShellState.from_dict(shell.state().as_dict())
+    shell.close()
+
+    other = runtime.open_shell(handle)
+    other.restore(state)
+
+    assert say(other, 'pwd; echo "$WORD"') == "/usr/share\ntwo words\n"
+    other.restore(ShellState(cwd="/nowhere/at/all", exports=""))
+    assert shell_directory_exists(other)
+    other.close()
+
+
+def shell_directory_exists(shell: ShellSession) -> bool:
+    return say(shell, 'test -d "$PWD" && echo there') == "there\n"
+
+
+def test_close_ends_the_background_jobs(
+    runtime: Runtime, handle: SandboxHandle, shell: ShellSession
+) -> None:
+    pid = say(shell, "sleep 1000 & echo $!").split()[-1]
+    assert runtime.exec(handle, ["kill", "-0", pid], timeout_seconds=30).exit_code == 0
+
+    shell.close()
+    shell.close()
+
+    for _ in range(500):
+        if runtime.exec(handle, ["kill", "-0", pid], timeout_seconds=30).exit_code != 0:
+            return
+    pytest.fail("the background job outlived its shell")
+
+
+def test_a_shell_of_an_ended_sandbox_says_so(
+    runtime: Runtime, handle: SandboxHandle, shell: ShellSession
+) -> None:
+    runtime.stop(handle.name)
+
+    with pytest.raises(SandboxGone):
+        shell.run("echo x", timeout_seconds=30)
+    with pytest.raises(SandboxGone):
+        runtime.open_shell(handle)

@@ -1,0 +1,1 @@
+"""Play given assistant texts over the token-level HTTP of real servers. No model is in here."""

@@ -1,0 +1,304 @@
+"""Reading the Harbor layout: what is taken, and what is refused with a reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollouts.importers.base import FileContent, RejectedTask, TaskRecord, TaskRejected
+from rollouts.importers.folder import MAX_FILE_BYTES
+from rollouts.importers.harbor import read_harbor_folder, read_harbor_task
+
+TOML = """
+schema_version = "1.4"
+[task]
+name = "org/sample"
+[metadata]
+difficulty = "easy"
+[metadata.evaluator]
+combine = "min"
+[agent]
+timeout_sec = 120
+[verifier]
+timeout_sec = 30.5
+env = { MODE = "strict" }
+[environment]
+docker_image = "debian-12"
+cpus = 2
+memory_mb = 256
+network_mode = "no-network"
+env = { LANG = "C.UTF-8" }
+"""
+
+
+def make_task(folder: Path) -> Path:
+    """Write a sound task and return its folder."""
+    for name, text in {
+        "task.toml": TOML,
+        "instruction.md": "Do it.\n",
+        "environment/Dockerfile": "FROM debian\nRUN true\nWORKDIR /work\n",
+        "environment/setup.sh": "mkdir /work\n",
+        "environment/files/data.bin": "x",
+        "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+        "tests/__pycache__/junk.pyc": "junk",
+        "solution/solve.sh": "true\n",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "environment/files/data.bin").write_bytes(b"\x00\xff")
+    (folder / "environment/setup.sh").chmod(0o775)
+    (folder / "tests/test.sh").chmod(0o600)
+    return folder
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    return make_task(tmp_path / "sample")
+
+
+def test_a_sound_task_is_read_whole(task: Path) -> None:
+    record = read_harbor_task(task)
+    assert record == TaskRecord(
+        ref="org/sample",
+        instruction="Do it.\n",
+        setup="mkdir /work\n",
+        files={
+            "files/data.bin": FileContent(data=b"\x00\xff"),
+            "setup.sh": FileContent(data=b"mkdir /work\n", mode=0o755),
+        },
+        tests={"test.sh": FileContent(data=b"echo 1 > /logs/verifier/reward.txt\n")},
+        solution={"solve.sh": FileContent(data=b"true\n")},
+        agent_timeout_seconds=120.0,
+        verifier_timeout_seconds=30.5,
+        image="debian-12",
+        environment={
+            "cpus": 2,
+            "memory_mb": 256,
+            "network_mode": "no-network",
+            "env": {"LANG": "C.UTF-8"},
+            "workdir": "/work",
+            "verifier_env": {"MODE": "strict"},
+        },
+        evaluator="script",
+        evaluator_settings={"combine": "min"},
+        metadata={"difficulty": "easy"},
+    )
+
+
+def test_the_least_task_gets_the_defaults(tmp_path: Path) -> None:
+    folder = tmp_path / "least"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.toml").write_text("")
+    (folder / "instruction.md").write_text("Do it.")
+    (folder / "tests/test.sh").write_text("true")
+    record = read_harbor_task(folder)
+    assert (record.ref, record.setup, record.image, record.files) == ("least", None, None, {})
+    assert (record.agent_timeout_seconds, record.verifier_timeout_seconds) == (600.0, 600.0)
+    assert (record.environment, record.evaluator_settings) == ({}, {})
+
+
+def test_links_inside_the_folder_are_read_through(task: Path) -> None:
+    (task / "tests/again.sh").symlink_to("test.sh")
+    assert read_harbor_task(task).tests["again.sh"].data == (task / "tests/test.sh").read_bytes()
+
+
+def test_the_hash_ignores_the_umask(task: Path) -> None:
+    before = read_harbor_task(task).content_hash
+    (task / "tests/test.sh").chmod(0o664)
+    assert read_harbor_task(task).content_hash == before
+    (task / "tests/test.sh").chmod(0o755)
+    assert read_harbor_task(task).content_hash != before
+
+
+def sparse(path: Path, size: int) -> None:
+    """Make a file that looks large and takes no room."""
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    """Change a text once."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no task.toml": (lambda t: (t / "task.toml").unlink(), "task.toml is missing; add it"),
+    "bad toml": (lambda t: (t / "task.toml").write_text("a = "), "task.toml is not TOML: "),
+    "toml bytes": (lambda t: (t / "task.toml").write_bytes(b"\xff"), "task.toml is not UTF-8"),
+    "future schema": (
+        lambda t: replace(t / "task.toml", '"1.4"', '"2.0"'),
+        "schema_version '2.0'; 1.0 to 1.4 can be read",
+    ),
+    "no instruction": (
+        lambda t: (t / "instruction.md").unlink(),
+        "instruction.md is missing; add it",
+    ),
+    "empty instruction": (
+        lambda t: (t / "instruction.md").write_text(" \n"),
+        "instruction.md is empty",
+    ),
+    "instruction bytes": (
+        lambda t: (t / "instruction.md").write_bytes(b"caf\xe9"),
+        r"instruction.md is not UTF-8 text \(byte 3\); save it as UTF-8",
+    ),
+    "instruction nul": (
+        lambda t: (t / "instruction.md").write_bytes(b"a\0b"),
+        "instruction.md holds a NUL byte",
+    ),
+    "no test": (
+        lambda t: (t / "tests/test.sh").unlink(),
+        "tests/test.sh is missing; add the script that writes the reward",
+    ),
+    "test bytes": (
+        lambda t: (t / "tests/test.sh").write_bytes(b"\x80"),
+        "tests/test.sh is not UTF-8",
+    ),
+    "setup bytes": (
+        lambda t: (t / "environment/setup.sh").write_bytes(b"\x80"),
+        "environment/setup.sh is not UTF-8",
+    ),
+    "huge file": (
+        lambda t: sparse(t / "environment/big", MAX_FILE_BYTES + 1),
+        f"environment/big has {MAX_FILE_BYTES + 1} bytes, more than {MAX_FILE_BYTES}",
+    ),
+    "huge folder": (
+        lambda t: [sparse(t / f"environment/{i}", MAX_FILE_BYTES) for i in range(6)],
+        "environment holds more than 50000000 bytes; put large files into the image",
+    ),
+    "link out": (
+        lambda t: (t / "tests/hosts").symlink_to("/etc/hosts"),
+        "tests/hosts is a link out of the task's folder; put the file itself there",
+    ),
+    "instruction link out": (
+        lambda t: (
+            (t / "instruction.md").unlink(),
+            (t / "instruction.md").symlink_to("/etc/hosts"),
+        ),
+        "instruction.md is a link out",
+    ),
+    "relative link out": (
+        lambda t: (t / "tests/other").symlink_to("../../sample2/task.toml"),
+        "tests/other is a link",
+    ),
+    "dangling link": (
+        lambda t: (t / "tests/gone").symlink_to("nowhere"),
+        "tests/gone is a link that leads nowhere; remove it",
+    ),
+    "link to itself": (
+        lambda t: (t / "tests/loop").symlink_to("loop"),
+        "tests/loop is a link that leads nowhere",
+    ),
+    "folder link": (
+        lambda t: (t / "tests/all").symlink_to("."),
+        "tests/all is a link to a folder; put the folder itself there",
+    ),
+    "pipe": (
+        lambda t: os.mkfifo(t / "tests/pipe"),
+        "tests/pipe is not a plain file; remove it",
+    ),
+    "steps": (lambda t: (t / "steps").mkdir(), "several steps, which are not supported"),
+    "compose": (
+        lambda t: (t / "environment/docker-compose.yaml").write_text(""),
+        "environment/docker-compose.yaml: several containers",
+    ),
+    "gpu": (lambda t: replace(t / "task.toml", "cpus = 2", "gpus = 1"), "gpus is not supported"),
+    "windows": (
+        lambda t: replace(t / "task.toml", "cpus = 2", 'os = "windows"'),
+        "only linux is supported",
+    ),
+    "user": (
+        lambda t: replace(t / "task.toml", "timeout_sec = 120", 'user = "bob"'),
+        r"\[agent\] user is 'bob'; only root is supported",
+    ),
+    "separate verifier": (
+        lambda t: replace(t / "task.toml", "timeout_sec = 30.5", 'environment_mode = "separate"'),
+        "environment_mode is not supported",
+    ),
+    "zero timeout": (
+        lambda t: replace(t / "task.toml", "120", "0"),
+        r"\[agent\] timeout_sec is 0; it must be above 0",
+    ),
+    "infinite timeout": (
+        lambda t: replace(t / "task.toml", "30.5", "inf"),
+        r"\[verifier\] timeout_sec is inf",
+    ),
+    "timeout text": (
+        lambda t: replace(t / "task.toml", "120", '"2m"'),
+        "timeout_sec is '2m'; it must be a number of seconds",
+    ),
+    "host variable": (
+        lambda t: replace(t / "task.toml", '"strict"', '"${TOKEN}"'),
+        "verifier_env.MODE takes a variable of the host",
+    ),
+    "env number": (
+        lambda t: replace(t / "task.toml", '"C.UTF-8"', "8"),
+        "env.LANG is 8; it must be a text",
+    ),
+    "bad name": (
+        lambda t: replace(t / "task.toml", "org/sample", "../up"),
+        "the name '../up' must be letters",
+    ),
+    "table": (
+        lambda t: (t / "task.toml").write_text("agent = 3"),
+        r"\[agent\] must be a table",
+    ),
+    "image number": (
+        lambda t: replace(t / "task.toml", '"debian-12"', "12"),
+        "docker_image is 12; it must be a text",
+    ),
+    "evaluator setting": (
+        lambda t: replace(t / "task.toml", '"min"', '"sum"'),
+        r"\[metadata.evaluator\] setting 'combine' is 'sum'",
+    ),
+    "metadata date": (
+        lambda t: replace(t / "task.toml", '"easy"', "2024-01-01"),
+        r"\[metadata\]: .*date is not JSON serializable",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_bad_tasks_are_refused_with_a_reason(task: Path, name: str) -> None:
+    breaks, reason = BREAKS[name]
+    (task.parent / "sample2").mkdir()
+    (task.parent / "sample2/task.toml").write_text("")
+    breaks(task)
+    with pytest.raises(TaskRejected, match=reason):
+        read_harbor_task(task)
+
+
+def test_a_dockerfile_that_only_a_build_could_honour_is_refused(task: Path) -> None:
+    replace(task / "task.toml", 'docker_image = "debian-12"', "")
+    (task / "environment/setup.sh").unlink()
+    with pytest.raises(TaskRejected, match=r"Dockerfile line 2 is RUN.*setup\.sh.*docker_image"):
+        read_harbor_task(task)
+    (task / "environment/Dockerfile").write_text("FROM debian\n# RUN no\nWORKDIR '/other'\n")
+    assert read_harbor_task(task).environment["workdir"] == "/other"
+
+
+def test_one_bad_task_hides_no_other(tmp_path: Path) -> None:
+    for name in ("b", "a", "c", "d"):
+        make_task(tmp_path / name)
+        replace(tmp_path / name / "task.toml", "org/sample", f"org/{name}")
+    (tmp_path / "b/instruction.md").unlink()
+    replace(tmp_path / "d/task.toml", "org/d", "org/a")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "README.md").write_text("not a task")
+    read = list(read_harbor_folder(tmp_path))
+    assert [entry.ref if isinstance(entry, TaskRecord) else entry for entry in read] == [
+        "org/a",
+        RejectedTask(path=tmp_path / "b", reason="instruction.md is missing; add it"),
+        "org/c",
+        RejectedTask(path=tmp_path / "d", reason="the name 'org/a' is taken by a; choose another"),
+    ]
+
+
+def test_no_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(read_harbor_folder(tmp_path / "none"))

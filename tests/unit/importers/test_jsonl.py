@@ -1,0 +1,98 @@
+"""Reading one task a line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.importers.base import RejectedTask, TaskRecord
+from rollouts.importers.jsonl import read_jsonl
+
+GOOD: dict[str, Any] = {"ref": "a", "instruction": "What is 1 + 1?", "answer": 2}
+
+
+def read(tmp_path: Path, *lines: str | bytes, **options: Any) -> list[TaskRecord | RejectedTask]:
+    """Write lines and read them."""
+    path = tmp_path / "tasks.jsonl"
+    data = [line.encode() if isinstance(line, str) else line for line in lines]
+    path.write_bytes(b"\n".join(data))
+    return list(read_jsonl(path, **options))
+
+
+def test_a_line_is_a_task(tmp_path: Path) -> None:
+    line = json.dumps({**GOOD, "metadata": {"level": 1}})
+    assert read(tmp_path, "", line, "  ") == [
+        TaskRecord(
+            ref="a",
+            instruction="What is 1 + 1?",
+            evaluator="exact",
+            evaluator_payload={"answer": 2},
+            metadata={"level": 1},
+        )
+    ]
+
+
+def test_a_line_may_name_its_evaluator(tmp_path: Path) -> None:
+    own = {"evaluator": "regex", "evaluator_settings": {"pattern": "x"}}
+    lines = [json.dumps(GOOD), json.dumps({**GOOD, **own, "ref": "b"})]
+    read_records = read(tmp_path, *lines, evaluator_settings={"numeric": True})
+    assert [
+        (record.evaluator, record.evaluator_settings)
+        for record in read_records
+        if isinstance(record, TaskRecord)
+    ] == [("exact", {"numeric": True}), ("regex", {"pattern": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "the line is not JSON"),
+        ("[" * 100_000, "the line is not JSON"),
+        ("[]", "the line is not a JSON object"),
+        (b"\xff", "the line is not UTF-8 text"),
+        (json.dumps({**GOOD, "prompt": "x"}), "unknown field 'prompt'"),
+        (json.dumps({**GOOD, "ref": ""}), "'ref' must be a text"),
+        (json.dumps({**GOOD, "ref": 3}), "'ref' must be a text"),
+        (json.dumps({**GOOD, "ref": "x" * 201}), "'ref' has more than 200"),
+        (json.dumps({**GOOD, "instruction": " "}), "'instruction' must be a text"),
+        (json.dumps({**GOOD, "instruction": "a\0"}), "instruction holds a NUL"),
+        ('{"ref": "a", "instruction": "b"}', "'answer' is missing"),
+        ('{"ref": "a", "instruction": "\\ud800", "answer": 1}', "instruction: .*surrogates"),
+        ('{"ref": "a", "instruction": "b", "answer": NaN}', "answer: Out of range"),
+        (json.dumps({**GOOD, "answer": {}}), "'answer' is {}; it must be"),
+        (json.dumps({**GOOD, "evaluator": "vibes"}), "no evaluator 'vibes'"),
+        (json.dumps({**GOOD, "evaluator": "script"}), "needs test files"),
+        (json.dumps({**GOOD, "evaluator": "regex"}), "pattern"),
+        (json.dumps({**GOOD, "evaluator_settings": []}), "'evaluator_settings' must be an object"),
+        (json.dumps({**GOOD, "metadata": 3}), "'metadata' must be an object"),
+    ],
+)
+def test_a_bad_line_is_refused_and_hides_no_other(
+    tmp_path: Path, line: str | bytes, reason: str
+) -> None:
+    good, refused = json.dumps(GOOD), tmp_path / "tasks.jsonl:2"
+    first, bad, last = read(tmp_path, good, line, json.dumps({**GOOD, "ref": "z"}))
+    assert isinstance(first, TaskRecord)
+    assert isinstance(last, TaskRecord)
+    assert isinstance(bad, RejectedTask)
+    assert bad.path == refused
+    assert re.search(reason, bad.reason), bad.reason
+
+
+def test_a_ref_is_taken_once(tmp_path: Path) -> None:
+    read_twice = read(tmp_path, json.dumps(GOOD), json.dumps(GOOD))
+    assert read_twice[1] == RejectedTask(
+        path=tmp_path / "tasks.jsonl:2", reason="ref 'a' is taken by line 1; choose another"
+    )
+
+
+def test_a_line_without_end_stops_the_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollouts.importers.jsonl.MAX_LINE_BYTES", 200)
+    entries = read(tmp_path, json.dumps(GOOD), "x" * 201, json.dumps({**GOOD, "ref": "z"}))
+    assert [type(entry) for entry in entries] == [TaskRecord, RejectedTask]
