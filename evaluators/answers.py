@@ -38,16 +38,18 @@ class Normalisation:
 
     def apply(self, text: str) -> str:
         """Return the normal form; applying it twice changes nothing more."""
-        text = unicodedata.normalize("NFC", text)
         if self.casefold:
-            text = unicodedata.normalize("NFC", text.casefold())
+            text = unicodedata.normalize("NFD", text).casefold()
+        text = unicodedata.normalize("NFC", text)
         if self.collapse_whitespace:
             text = " ".join(text.split())
-        if self.strip_punctuation:
-            edge = string.punctuation + (string.whitespace if self.strip else "")
-            text = text.strip(edge)
-        if self.strip:
-            text = text.strip()
+        before = None
+        while text != before:  # each of the two can bare what the other takes off
+            before = text
+            if self.strip or self.collapse_whitespace:
+                text = text.strip()
+            if self.strip_punctuation:
+                text = text.strip(string.punctuation)
         return text
 
     def equal(self, left: str, right: str) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kombu import Queue
+from kombu import Exchange, Queue
 
 INIT: Final = "init"
 RUN: Final = "run"
@@ -22,6 +22,15 @@ SWEEP_TASK: Final = "rollouts.tasks.sweep_node"
 DISPATCH_TASK: Final = "rollouts.tasks.control_dispatch"
 
 
+def named_queue(name: str) -> Queue:
+    """Return a queue with an exchange of its own.
+
+    Without one, every queue would be bound to Celery's default exchange and key, and each message
+    would reach all of them.
+    """
+    return Queue(name, Exchange(name, type="direct"), routing_key=name)
+
+
 def stage_queue(stage: str, node: str | None) -> Queue:
     """Return the queue of a stage: the node's own one, or the shared one where any node will do."""
-    return Queue(stage if node is None else f"{stage}.{node}")
+    return named_queue(stage if node is None else f"{stage}.{node}")

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _stage: str | None = None
 _prefork = False
+_concurrency = 1
 
 
 def connect() -> None:
@@ -38,7 +39,7 @@ def connect() -> None:
 
 def _before_pool(sender: Any, **_: Any) -> None:
     """Refuse a wrong pool or wrong settings; start the runtime before any thread."""
-    global _stage, _prefork
+    global _stage, _prefork, _concurrency
     selected = list(sender.app.amqp.queues.consume_from)
     pool = sender.pool_cls if isinstance(sender.pool_cls, str) else sender.pool_cls.__module__
     problems = pool_errors(selected, pool)
@@ -48,13 +49,14 @@ def _before_pool(sender: Any, **_: Any) -> None:
     stages = [name for name in queues.NODE_STAGES if name in selected]
     _stage = stages[0] if stages else None
     _prefork = "prefork" in pool
+    _concurrency = int(sender.concurrency or 1)
     if _stage is not None and not _prefork:
         node_runtime()
 
 
-def _ready(sender: Any, **_: Any) -> None:
+def _ready(**_: Any) -> None:
     if _stage is not None and not _prefork:
-        process.begin(stage=_stage, concurrency=sender.concurrency or 1)
+        process.begin(stage=_stage, concurrency=_concurrency)
 
 
 def _child_started(**_: Any) -> None:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -235,9 +234,7 @@ def _commands_ran(trainer: Trainer, rollouts: list[JSON], runtime: str) -> int:
     for row in rollouts:
         if row["tool_calls"] == 0:
             continue
-        attempts: list[dict[str, Any]] = trainer.call("GET", f"/rollouts/{row['id']}/attempts/")[
-            "results"
-        ]
+        attempts: list[JSON] = trainer.call("GET", f"/rollouts/{row['id']}/attempts/")
         on_a_node = [a for a in attempts if a["stage"] == "run" and a["state"] == "finished"]
         count += bool(on_a_node) and row["node"] is not None and runtime in ("apptainer", "local")
     return count

@@ -27,13 +27,13 @@ class Trainer:
             timeout=90,
         )
 
-    def call(self, method: str, path: str, body: JSON | None = None, key: str = "") -> JSON:
+    def call(self, method: str, path: str, body: JSON | None = None, key: str = "") -> Any:
         """Send one call and return its JSON, empty for 204. Raises ServiceRefused."""
         headers = {"Idempotency-Key": key} if key else {}
         answer = self.client.request(method, path, json=body, headers=headers)
         if answer.is_error:
             raise ServiceRefused(f"{method} {path}: {answer.status_code} {answer.text}")
-        return dict(answer.json()) if answer.content else {}
+        return answer.json() if answer.content else {}
 
     def all_rollouts(self, experiment: str) -> list[JSON]:
         """Return every rollout of an experiment, page by page."""

@@ -1,6 +1,7 @@
 """Services' refusals as problems."""
 
-from django.core.exceptions import ValidationError
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig, ValidationError
 
 from prorl_site.api.exceptions import Problem
 from rollouts.exceptions import RolloutError
@@ -17,6 +18,11 @@ def to_problem(exc: Exception) -> Problem | None:
                 "request.invalid",
                 "Some fields are missing or wrong.",
                 errors=exc.message_dict,
+            )
+        case RequestDataTooBig():
+            limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+            return Problem(
+                413, "request.too_large", f"The body is larger than the limit of {limit} bytes."
             )
         case ValidationError():
             return Problem(400, "request.invalid", " ".join(exc.messages))

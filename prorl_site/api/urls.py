@@ -1,5 +1,7 @@
 """Addresses of the API, version 1."""
 
+from typing import Any
+
 from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
 from rest_framework.routers import SimpleRouter
@@ -14,13 +16,13 @@ from sandboxes.api import views
 class CatalogueImages(views.ImageViewSet):
     """Images that sandboxes start from."""
 
-    create = idempotent()(views.ImageViewSet.create)
+    create: Any = idempotent()(views.ImageViewSet.create)
 
 
 class CatalogueEnvironments(views.EnvironmentViewSet):
     """Catalogue of environments; every edit is a new version."""
 
-    create = idempotent()(views.EnvironmentViewSet.create)
+    create: Any = idempotent()(views.EnvironmentViewSet.create)
     registries = {"agents": HANDLERS, "evaluators": EVALUATORS, "tools": TOOLS}
 
 

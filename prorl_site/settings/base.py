@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from kombu import Queue
 from psycopg.conninfo import conninfo_to_dict
 
 from prorl_site.env import load
@@ -104,7 +103,7 @@ CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_CREATE_MISSING_QUEUES = False
-CELERY_TASK_QUEUES = [Queue(name) for name in queues.STAGE_QUEUES]
+CELERY_TASK_QUEUES = [queues.named_queue(name) for name in queues.STAGE_QUEUES]
 CELERY_TASK_DEFAULT_QUEUE = queues.CONTROL
 CELERY_TASK_ROUTES = {"rollouts.tasks.control_*": {"queue": queues.CONTROL}}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
@@ -168,7 +167,7 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["prorl_site.api.permissions.HasScope"],
     "DEFAULT_PAGINATION_CLASS": "prorl_site.api.pagination.CreatedCursorPagination",
-    "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
+    "DEFAULT_FILTER_BACKENDS": ["prorl_site.api.filters.StrictFilterBackend"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["prorl_site.api.parsers.BoundedJSONParser"],
     "DEFAULT_SCHEMA_CLASS": "prorl_site.api.schema.ApiSchema",
@@ -222,6 +221,15 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+
+# The Procfile's own variables.
+PROCFILE = {
+    "host": ENV.text("PRORL_HOST", "127.0.0.1"),
+    "port": ENV.integer("PRORL_PORT", 8000, minimum=1),
+    "init": ENV.integer("PRORL_INIT_WORKERS", 8, minimum=1),
+    "run": ENV.integer("PRORL_RUN_WORKERS", 64, minimum=1),
+    "eval": ENV.integer("PRORL_EVAL_WORKERS", 2, minimum=1),
+}
 
 # 10. Logging ------------------------------------------------------------------------------------
 LOG_LEVEL = ENV.text("PRORL_LOG_LEVEL", "INFO")

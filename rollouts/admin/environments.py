@@ -51,7 +51,7 @@ class EnvironmentForm(forms.ModelForm):  # type: ignore[type-arg]
         """Refuse what no worker could run."""
         values: dict[str, Any] = super().clean() or self.cleaned_data
         if not self.errors:
-            for field, reason in environment_errors(values):
+            for field, reason in list(environment_errors(values)):
                 self.add_error(field, ValidationError(reason))
         return values
 

@@ -8,6 +8,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html_join
 
 from rollouts.admin.actions import act
+from rollouts.admin.ordering import BY_ROLLOUT
 from rollouts.models import Attempt, Evaluation, JournalEntry, Rollout
 from rollouts.services.cancel import cancel_rollout
 from rollouts.services.requeue import retry_rollout
@@ -154,6 +155,7 @@ class AttemptAdmin(ReadOnlyAdmin):
     list_filter = ["state", "stage"]
     search_fields = ["id"]
     search_ids = ("id", "rollout", "worker")
+    ordering = BY_ROLLOUT
     raw_id_fields = ["rollout", "worker"]
 
 
@@ -165,3 +167,4 @@ class JournalEntryAdmin(ReadOnlyAdmin):
     list_select_related = ["rollout"]
     search_fields = ["rollout"]
     search_ids = ("rollout", "attempt")
+    ordering = ["-id"]

@@ -6,6 +6,7 @@ from django.http import HttpRequest
 from django.template.loader import render_to_string
 
 from rollouts.admin.conversation import Turn, read_segments, read_turns
+from rollouts.admin.ordering import BY_ROLLOUT
 from rollouts.exceptions import NotThere
 from rollouts.models import Evaluation, Trajectory
 from rollouts.services.trajectories import read_trajectory
@@ -32,6 +33,7 @@ class TrajectoryAdmin(ReadOnlyAdmin):
     list_select_related = ["rollout"]
     search_fields = ["id"]
     search_ids = ("id", "rollout")
+    ordering = BY_ROLLOUT
     fields = [
         "rollout_link",
         "segments",
@@ -86,3 +88,4 @@ class EvaluationAdmin(ReadOnlyAdmin):
     list_select_related = ["rollout"]
     search_fields = ["id"]
     search_ids = ("id", "rollout")
+    ordering = BY_ROLLOUT

@@ -8,12 +8,12 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
-from django.db import close_old_connections
 from django.http import StreamingHttpResponse
 from django.utils.http import http_date
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 
+from rollouts.api.connections import let_go_of_connection
 from rollouts.api.serializers.batches import BatchOutput
 from rollouts.exceptions import NotThere
 from rollouts.models import Batch, Rollout
@@ -75,7 +75,7 @@ def trajectories(*, batch_id: UUID) -> Iterator[dict[str, Any]]:
         wanted = ids[start : start + ROWS_AT_ONCE]
         page = Rollout.objects.select_related("group__task", "environment", "trajectory")
         found = page.in_bulk(wanted)
-        close_old_connections()
+        let_go_of_connection()
         for rollout_id in wanted:
             if rollout_id in found:
                 yield _trajectory(found[rollout_id])

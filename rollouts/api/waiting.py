@@ -1,22 +1,20 @@
-"""Long-poll for batches: no thread and no database connection is held while waiting."""
+"""Long-poll for batches: no database connection is held while waiting."""
 
-import asyncio
 import functools
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from asyncio import sleep
+from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.core.exceptions import RequestDataTooBig
-from django.db import close_old_connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.response import Response
 
+from rollouts.api.connections import let_go_of_connection
 from rollouts.models import Group
 
 FIRST_PAUSE_SECONDS = 0.05
@@ -35,7 +33,7 @@ class NotEnoughYet(Response):
         self.wait_seconds = wait_seconds
 
 
-def long_polled(view: View) -> Callable[..., Awaitable[HttpResponseBase]]:
+def long_polled(view: View) -> Callable[..., Coroutine[Any, Any, HttpResponseBase]]:
     """Wrap a view that tries once: repeat it when there is something, until the wait ends.
 
     Every try authenticates and checks again, so a token revoked meanwhile gets nothing.
@@ -51,7 +49,7 @@ def long_polled(view: View) -> Callable[..., Awaitable[HttpResponseBase]]:
         wait = min(response.wait_seconds, settings.BATCH_WAIT_LIMIT_SECONDS)
         pause = FIRST_PAUSE_SECONDS
         while (left := started + wait - monotonic()) > 0:
-            await asyncio.sleep(min(pause, left))
+            await sleep(min(pause, left))
             pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
             if not await _in_thread(_enough, response.experiment_id, response.groups):
                 continue
@@ -72,13 +70,10 @@ def _and_let_go(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     finally:
-        close_old_connections()
+        let_go_of_connection()
 
 
 def _once(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-    if request.META.get("CONTENT_LENGTH"):
-        with suppress(RequestDataTooBig):
-            request.body  # noqa: B018  # kept by the request, so that each try can read it
     response = view(request, *args, **kwargs)
     if isinstance(response, Response) and not response.is_rendered:
         response.render()

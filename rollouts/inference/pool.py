@@ -15,6 +15,7 @@ from rollouts.inference.exceptions import (
     NoServer,
     RouterUnavailable,
     ServerOverloaded,
+    UnknownServerKind,
 )
 from rollouts.inference.protocol import (
     Cancelled,
@@ -104,9 +105,7 @@ class InferencePool:
         while True:
             if call.cancelled():
                 raise GenerationCancelled("cancelled while waiting for an inference server")
-            servers = _with_room(self._list_servers(), prompt_ids, sampling)
-            for server in servers:
-                self._adapters[server.kind]
+            servers = _with_room(self._spoken_to(), prompt_ids, sampling)
             if call.remaining() <= 0:
                 raise call.last_fault or NoServer(f"{reason}, and the time is over")
             try:
@@ -121,6 +120,15 @@ class InferencePool:
                 reason = f"none of {len(servers)} inference servers could take the request"
             pause = SLOT_POLL_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
             time.sleep(max(0.0, min(pause, call.remaining())))
+
+    def _spoken_to(self) -> list[Server]:
+        """Return the servers of known kinds; raise UnknownServerKind when there is none."""
+        servers = self._list_servers()
+        known = [server for server in servers if server.kind in self._adapters]
+        if servers and not known:
+            kinds = ", ".join(sorted({repr(server.kind) for server in servers}))
+            raise UnknownServerKind(f"no adapter speaks to servers of kind {kinds}")
+        return known
 
     def _ask(
         self,

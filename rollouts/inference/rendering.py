@@ -1,5 +1,6 @@
 """Turn messages into token ids, and extend a conversation without touching what was sampled."""
 
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -223,10 +224,33 @@ def _control_pattern(control: Sequence[ControlToken]) -> re.Pattern[str]:
 
 
 def load_renderer(path: str | Path) -> ConversationRenderer:
-    """Load the renderer of a tokenizer folder, once per process; raise RenderingFault."""
+    """Load the renderer of a tokenizer folder, once per process; raise RenderingFault.
+
+    The folder's chat template renders, unless a `renderer.json` in it names a family of the
+    package `renderers`: `{"family": "qwen3", "options": {"enable_thinking": false}}`.
+    """
     return _load(str(Path(path).resolve()))
 
 
 @lru_cache(maxsize=16)
 def _load(path: str) -> ConversationRenderer:
-    return TemplateRenderer(TokenizerFolder(Path(path)))
+    choice = _family_choice(Path(path) / "renderer.json")
+    folder = TokenizerFolder(Path(path))
+    if choice is None:
+        return TemplateRenderer(folder)
+    # Costs a second of import that a template does not need.
+    from rollouts.inference.families import FamilyRenderer
+
+    return FamilyRenderer(folder, choice["family"], choice.get("options") or {})
+
+
+def _family_choice(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        choice = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RenderingFault(f"{file} is not JSON: {error}") from error
+    if not isinstance(choice, dict) or not isinstance(choice.get("family"), str):
+        raise RenderingFault(f"{file} is no JSON object that names a family")
+    return choice

@@ -54,7 +54,7 @@ class TokenizerFolder:
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if (text := _token_text(config.get(name))) is not None
         }
-        self._template = self._compile(self._template_source())
+        self._template: Template | None = None
 
     @property
     def eos_token_id(self) -> int | None:
@@ -84,7 +84,8 @@ class TokenizerFolder:
         The sandbox keeps a template from reaching Python; it stays trusted as to its time.
         """
         try:
-            return self._template.render(**self.named_tokens, **context)
+            template = self._template = self._template or self._compile(self._template_source())
+            return template.render(**self.named_tokens, **context)
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
             raise RenderingFault(f"the chat template of {self.path} refused: {error}") from error
 

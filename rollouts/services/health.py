@@ -136,13 +136,16 @@ def check_control_worker() -> list[Probe]:
 
     Takes up to `INSPECT_TIMEOUT_SECONDS`; an unreachable broker is a finding.
     """
-    if not check_broker()[0].ok:
-        answers = None
-    else:
-        answers = current_app.control.inspect(timeout=INSPECT_TIMEOUT_SECONDS).active_queues()
+    answers: list[dict[str, Any]] = []
+    if check_broker()[0].ok:
+        # A list of answers: workers of one machine may share a name, which a mapping would merge.
+        answers = current_app.control.broadcast(
+            "active_queues", reply=True, timeout=INSPECT_TIMEOUT_SECONDS
+        )
     serving = sorted(
         worker
-        for worker, consumed in (answers or {}).items()
+        for answer in answers or []
+        for worker, consumed in answer.items()
         if any(queue["name"] == queues.CONTROL for queue in consumed)
     )
     name = f"worker {queues.CONTROL}"

@@ -8,9 +8,9 @@ from django.utils import timezone
 
 from rollouts.exceptions import NotThere, StateConflict
 from rollouts.models import Attempt, Experiment, Group, Rollout, Trajectory
-from rollouts.services.messages import publish_dispatch
+from rollouts.services.messages import publish_dispatch, publish_sweep
 from rollouts.states import ExperimentState, GroupState, Outcome, RolloutState
-from sandboxes.models import Sandbox
+from sandboxes.services.lifecycle import give_up_sandboxes
 
 RETRIABLE = (Outcome.INFRA_FAILED, Outcome.TIMED_OUT, Outcome.CANCELLED)
 
@@ -20,8 +20,8 @@ def retry_rollout(*, rollout_id: UUID) -> None:
 
     Its attempts stay as history and go on counting: a stage that used up its tries gets one more.
     Locks the rollout, its attempts, its group and its experiment, in this order. Raises NotThere,
-    or StateConflict when it is not done or was scored, its sandboxes are not gone yet, its group
-    was cancelled or given to a trainer, or its experiment was stopped.
+    or StateConflict when it is not done or was scored, its group was cancelled or given to a
+    trainer, or its experiment was stopped.
     """
     with transaction.atomic():
         rollout = Rollout.objects.select_for_update().filter(pk=rollout_id).first()
@@ -60,6 +60,8 @@ def retry_rollout(*, rollout_id: UUID) -> None:
         Group.objects.filter(pk=group.pk).update(
             done_count=F("done_count") - 1, state=GroupState.OPEN, ready_at=None
         )
+        for node in give_up_sandboxes(owner=rollout_id):
+            publish_sweep(node=node)
         publish_dispatch()
 
 
@@ -80,9 +82,4 @@ def _refuse_what_cannot(rollout: Rollout, group: Group, experiment: Experiment) 
     if experiment.state == ExperimentState.STOPPED:
         raise StateConflict(
             "The experiment was stopped; create a new one.", code="experiment.stopped"
-        )
-    if Sandbox.objects.present().of(rollout.pk).exists():
-        raise StateConflict(
-            "Its sandboxes are still being removed; try again in a few seconds.",
-            code="rollout.sandbox_present",
         )

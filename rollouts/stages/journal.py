@@ -18,6 +18,7 @@ class StageJournal:
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self.shell_state: ShellState | None = None
+        self._so_far: list[int] = []
         self._turns = self._read()
 
     def record_sampled(
@@ -26,10 +27,11 @@ class StageJournal:
         """Write a sampled turn. Raises LeaseLost."""
         body = {
             **asdict(generation),
-            "prompt_ids": list(prompt_ids),
+            **self._prompt_delta(prompt_ids),
             "action": action.as_dict(),
         }
         self._append(Step(turn, "sampled", body))
+        self._so_far = [*prompt_ids, *generation.token_ids]
 
     def record_observed(
         self, turn: int, messages: Sequence[Message], shell_state: ShellState | None
@@ -49,23 +51,41 @@ class StageJournal:
         with database():
             append_step(claim=self._claim, step=step)
 
+    def _prompt_delta(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Return only what a prompt adds to all tokens before it, or all of it after a fork.
+
+        Whole prompts would make the journal grow with the square of an episode's length.
+        """
+        kept = len(self._so_far)
+        if list(prompt_ids[:kept]) != self._so_far:
+            kept = 0
+        return {"prompt_keeps": kept, "prompt_adds": list(prompt_ids[kept:])}
+
     def _read(self) -> list[JournaledTurn]:
         steps = read_steps(claim=self._claim)
         observed = {step.turn: step.body for step in steps if step.kind == "observed"}
         for body in observed.values():
             if body["shell"] is not None:
                 self.shell_state = ShellState.from_dict(body["shell"])
-        return [
-            JournaledTurn(
-                turn=step.turn,
-                prompt_ids=tuple(step.body["prompt_ids"]),
-                generation=_generation(step.body),
-                action=Action.from_dict(step.body["action"]),
-                messages=tuple(observed[step.turn]["messages"]) if step.turn in observed else None,
+        turns = []
+        for step in steps:
+            if step.kind != "sampled":
+                continue
+            body = step.body
+            prompt_ids = [*self._so_far[: body["prompt_keeps"]], *body["prompt_adds"]]
+            generation = _generation(body)
+            self._so_far = [*prompt_ids, *generation.token_ids]
+            seen = observed.get(step.turn)
+            turns.append(
+                JournaledTurn(
+                    turn=step.turn,
+                    prompt_ids=tuple(prompt_ids),
+                    generation=generation,
+                    action=Action.from_dict(body["action"]),
+                    messages=None if seen is None else tuple(seen["messages"]),
+                )
             )
-            for step in steps
-            if step.kind == "sampled"
-        ]
+        return turns
 
 
 def _generation(body: dict[str, Any]) -> Generation:

@@ -99,6 +99,10 @@ class ReadOnlyInline(admin.TabularInline):  # type: ignore[type-arg]
     can_delete = False
     show_change_link = True
 
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        """Make every field that is shown read-only."""
+        return list(self.fields or ())
+
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse."""
         return False

@@ -17,7 +17,7 @@ class ImageInput(StrictSerializer):
     """A root file system to register."""
 
     name = serializers.CharField(max_length=99, validators=[validate_name])
-    source = serializers.CharField(
+    source = serializers.CharField(  # type: ignore[assignment]
         max_length=500, help_text="Folder or SIF file: absolute, or relative to the image root."
     )
 

@@ -32,10 +32,12 @@ from sandboxes.runtime.exceptions import (
     RuntimeMissing,
     SandboxGone,
     StartFailed,
+    StartTimeout,
+    StopFailed,
 )
 from sandboxes.runtime.jobs import KILL_SECONDS, REMOVE_SECONDS, UNPACK_SECONDS
 from sandboxes.runtime.layout import NAME_PATTERN, Layout, make_root, read_record
-from sandboxes.runtime.processes import is_running
+from sandboxes.runtime.processes import ends_soon, is_running
 from sandboxes.runtime.program import run_program
 from sandboxes.runtime.protocol import (
     DEFAULT_OUTPUT_BYTES,
@@ -77,8 +79,9 @@ class ApptainerRuntime:
 
     def prepare(self) -> None:
         """Start the spawner: call it before the worker starts threads; raises RuntimeMissing."""
-        self._tools()
+        tools = self._tools()
         self._spawner.start()
+        self._spawner.request({"op": "sweep", "tools": asdict(tools)}).close()  # not awaited
 
     def start(
         self, spec: SandboxSpec, *, timeout_seconds: float, cancelled: Cancelled | None = None
@@ -132,7 +135,8 @@ class ApptainerRuntime:
             limits=_rlimits(record),
         )
         if not entered and not (result.timed_out or result.cancelled):
-            self._require(handle)
+            if ends_soon(functools.partial(self.alive, handle)):
+                self._require(handle)
             detail = result.stderr.decode("utf-8", "replace").strip()[-1000:]
             raise EnterFailed(f"{handle.name}: {detail or f'exit {result.exit_code}'}")
         return result
@@ -192,6 +196,10 @@ class ApptainerRuntime:
         """Return the names below our prefix, the ended ones that were not stopped included."""
         return self._layout.names(self._prefix)
 
+    def list_layers(self) -> Words:
+        """Return the references of the frozen layers on this node, sorted."""
+        return self._layout.references()
+
     def check(self) -> Checks:
         """Return what this node has and misses; starts nothing that stays."""
         return doctor.check_node(self._layout.root, self._account, self._spawner)
@@ -202,7 +210,10 @@ class ApptainerRuntime:
 
     def _job(self, kind: str, **details: Any) -> dict[str, Any]:
         message = {"op": kind, "tools": asdict(self._tools()), **details}
-        return self._spawner.run_job(message, timeout_seconds=_STOP_SECONDS)
+        try:
+            return self._spawner.run_job(message, timeout_seconds=_STOP_SECONDS)
+        except StartTimeout as fault:
+            raise StopFailed(f"{kind} {details}: {fault}") from None
 
     def _tools(self) -> Tools:
         with self._lock:

@@ -95,7 +95,8 @@ def enter_argv(tools: Tools, *, pid: int, network: Network) -> list[str]:
 def engine_exec_argv(tools: Tools, *, name: str, env: Mapping[str, str]) -> list[str]:
     """Enter through Apptainer itself, eight times slower, where nsenter may not.
 
-    `--cleanenv` drops the environment, so `/usr/bin/env` in the sandbox sets it again.
+    Apptainer 1.4 passes neither --env nor APPTAINERENV_* on to a running instance, so
+    `/usr/bin/env` sets the environment in there; users of this node can read it in `ps`.
     """
     inside = [f"{key}={value}" for key, value in env.items()]
     return [

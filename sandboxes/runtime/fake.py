@@ -31,6 +31,7 @@ from sandboxes.runtime.protocol import (
 )
 from sandboxes.runtime.streams import HeadTail
 
+Names = list[str]
 Files = dict[str, tuple[bytes, int]]
 
 
@@ -201,6 +202,11 @@ class FakeRuntime:
         """Return the names, sorted."""
         with self._lock:
             return sorted(self.sandboxes)
+
+    def list_layers(self) -> Names:
+        """Return the references of the layers, sorted."""
+        with self._lock:
+            return sorted(self.layers)
 
     def check(self) -> Checks:
         """Say that this is the fake."""

@@ -115,7 +115,10 @@ def unpack(layout: Layout, channel: Channel, message: wire.Message) -> None:
 
 
 def _unpack(source: Path, target: Path, unsquashfs: str) -> None:
-    partition = find_root_partition(source)
+    try:
+        partition = find_root_partition(source)
+    except PermissionError:
+        raise ImageUnusable(f"the sandbox account cannot read {source}") from None
     part = target.with_suffix(".part")
     if part.exists():
         shutil.rmtree(part)

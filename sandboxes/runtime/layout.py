@@ -49,6 +49,14 @@ class Layout:
             return []
         return sorted(n for n in found if n.startswith(prefix) and NAME_PATTERN.fullmatch(n))
 
+    def references(self) -> list[str]:
+        """Return the references of all frozen layers, sorted."""
+        try:
+            found = [path.name for path in (self.root / "layers").iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in found if REFERENCE_PATTERN.fullmatch(name))
+
     def engine_records(self, name: str) -> list[Path]:
         """Return what Apptainer itself keeps about an instance: its entry and logs."""
         base = self.root / "apptainer" / "instances"
@@ -56,11 +64,9 @@ class Layout:
 
 
 def make_root(root: Path, account: Account) -> None:
-    """Make the root folder when it is missing, and give it to the account."""
-    if root.exists():
-        return
-    root.mkdir(parents=True, mode=0o755)
-    if os.geteuid() == 0:
+    """Make the root folder when it is missing; give a new or empty one to the account."""
+    root.mkdir(parents=True, mode=0o755, exist_ok=True)
+    if os.geteuid() == 0 and root.stat().st_uid == 0 and not any(root.iterdir()):
         os.chown(root, account.uid, account.gid)
 
 

@@ -145,6 +145,10 @@ class LocalRuntime:
         """Return the names below our prefix."""
         return self._layout.names(self._prefix)
 
+    def list_layers(self) -> Words:
+        """Return the references of the frozen layers on this node, sorted."""
+        return self._layout.references()
+
     def check(self) -> Checks:
         """Say that nothing is isolated."""
         return [Check(name="local", ok=True, detail="commands run on this host, NOT isolated")]

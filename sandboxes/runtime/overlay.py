@@ -16,9 +16,12 @@ _OPTIONS_BYTES = 4000  # mount(2) takes one page
 
 def check_image(image: Path, uid: int, gid: int) -> None:
     """Raise ImageUnusable when an unpacked image cannot carry a sandbox of that owner."""
-    if not (image / ".singularity.d").is_dir():
+    try:
+        complete, owner = (image / ".singularity.d").is_dir(), image.stat()
+    except PermissionError:
+        raise ImageUnusable(f"the sandbox account cannot read {image}") from None
+    if not complete:
         raise ImageUnusable(f"{image} has no .singularity.d folder: build it as a sandbox image")
-    owner = image.stat()
     if (owner.st_uid, owner.st_gid) != (uid, gid):
         raise ImageUnusable(
             f"{image} belongs to {owner.st_uid}:{owner.st_gid} and sandboxes run as {uid}:{gid}: "

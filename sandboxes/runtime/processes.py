@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,16 @@ def is_running(pid: int, start_ticks: int) -> bool:
     return stat is not None and stat.start_ticks == start_ticks and stat.state not in "ZX"
 
 
+def ends_soon(alive: Callable[[], bool], *, seconds: float = 1.0) -> bool:
+    """Tell whether what just refused us is on its way out: its namespaces go before it does."""
+    deadline = time.monotonic() + seconds
+    while alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def all_pids() -> list[int]:
     """Return every pid that /proc shows."""
     with os.scandir("/proc") as entries:
@@ -85,10 +96,10 @@ def kill_process(pid: int, start_ticks: int, *, wait_seconds: float) -> bool:
     return not is_running(pid, start_ticks)
 
 
-def kill_session(session: int, *, rounds: int = 5) -> None:
-    """SIGKILL every process of a session, its background jobs included."""
+def kill_sessions(sessions: Collection[int], *, rounds: int = 5) -> None:
+    """SIGKILL every process of some sessions, background jobs included."""
     for _ in range(rounds):
-        members = [s.pid for s in all_stats() if s.session == session and s.state not in "ZX"]
+        members = [s.pid for s in all_stats() if s.session in sessions and s.state not in "ZX"]
         if not members:
             return
         for pid in members:

@@ -147,6 +147,7 @@ class Check:
 
 
 Checks = list[Check]
+Names = list[str]
 
 
 class ShellSession(Protocol):
@@ -259,6 +260,10 @@ class Runtime(Protocol):
 
     def list(self) -> list[str]:
         """Return the names under our prefix that `stop` has something to do for, sorted."""
+        ...
+
+    def list_layers(self) -> Names:
+        """Return the references of the frozen layers on this node, sorted."""
         ...
 
     def check(self) -> Checks:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from sandboxes.runtime.exceptions import EnterFailed, SandboxGone, ShellFailed
+from sandboxes.runtime.processes import ends_soon
 from sandboxes.runtime.protocol import (
     DEFAULT_OUTPUT_BYTES,
     Cancelled,
@@ -27,9 +28,11 @@ from sandboxes.runtime.terminal import Terminal
 
 OPEN_SECONDS = 30.0
 MAX_COMMAND_BYTES = 1024 * 1024
-_RECOVER_SECONDS = 0.5
-_RECOVER_TRIES = 4
+# How long each step of a recovery waits, and whether it kills the foreground first. An
+# interrupt that falls between two programs of a loop meets nobody: it is tried again.
+_LADDER = ((0.1, False), (0.4, False), (0.5, True), (0.5, True), (0.5, True))
 _SETTLE_SECONDS = 0.02
+_NUDGE_SECONDS = 1.0
 
 _LINE = rb" IFS= \builtin read -r -d '' -u 8 __PRORL_ORDER && \builtin eval " + (
     rb'"$__PRORL_ORDER"'
@@ -51,8 +54,8 @@ _REPORT = r"""{{ \builtin printf '%s\0%s\0' {token} "$PWD"
 _MARK = r"""\builtin printf '\036%s:%s\036' {token} "$__PRORL_CODE" >&7
 PS0= PS1= PS2=; \builtin unset -v PROMPT_COMMAND"""
 _RECOVERY = (
-    r""" \builtin printf '%s\0%s\0' {token} "$PWD" >&9; """
-    r"""\builtin printf '\036%s:130\036' {token} >&7"""
+    r""" __PRORL_CODE=$?; \builtin printf '%s\0%s\0' {token} "$PWD" >&9; """
+    r"""\builtin printf '\036%s:%s\036' {token} "$__PRORL_CODE" >&7"""
 )
 _STALE = re.compile(rb"\x1e[0-9a-f]{16}:\d+\x1e")
 _MARK_BYTES = 64
@@ -78,9 +81,13 @@ class _Capture:
             self._kept.feed(_STALE.sub(b"", self._held[: found.start()]))
             self._held = b""
             return True
-        if len(self._held) > _MARK_BYTES:
-            self._kept.feed(_STALE.sub(b"", self._held[:-_MARK_BYTES]))
-            self._held = self._held[-_MARK_BYTES:]
+        cut = len(self._held) - _MARK_BYTES
+        if cut > 0:
+            for stale in _STALE.finditer(self._held):
+                if stale.start() < cut < stale.end():
+                    cut = stale.start()
+            self._kept.feed(_STALE.sub(b"", self._held[:cut]))
+            self._held = self._held[cut:]
         return False
 
     def text(self) -> tuple[str, bool]:
@@ -122,7 +129,7 @@ class BashSession:
         capture = _Capture(token, output_bytes)
         body = _COMMAND.format(command=shlex.quote(command)) + _REPORT.format(token=token)
         _send(terminal, body + _MARK.format(token=token))
-        why = self._follow(terminal, capture, began + timeout_seconds, cancelled)
+        why = self._follow(terminal, capture, began + timeout_seconds, cancelled, nudge=token)
         exit_code = capture.code
         restarted = False
         if why in ("timeout", "cancelled"):
@@ -196,7 +203,7 @@ class BashSession:
         _send(terminal, body + _REPORT.format(token=token) + _MARK.format(token=token))
         why = self._follow(terminal, capture, time.monotonic() + OPEN_SECONDS, None)
         if why == "ended":
-            if not self._alive():
+            if ends_soon(self._alive):
                 raise SandboxGone("the sandbox ended while a shell started in it")
             raise EnterFailed(f"no shell: {capture.text()[0].strip()[-1000:]}")
         if why is not None:
@@ -205,36 +212,55 @@ class BashSession:
         self._keep_state(terminal, token)
 
     def _follow(
-        self, terminal: Terminal, capture: _Capture, deadline: float, cancelled: Cancelled | None
+        self,
+        terminal: Terminal,
+        capture: _Capture,
+        deadline: float,
+        cancelled: Cancelled | None,
+        nudge: str = "",
     ) -> str | None:
-        """Read until the marker; returns why there is none: timeout, cancelled or ended."""
+        """Read until the marker; returns why there is none: timeout, cancelled or ended.
+
+        Some errors make bash forget its whole line, the marker with it (`kill -INT $$`, or
+        08 in arithmetic). So a silent shell in front is asked for the marker `nudge` again;
+        when it is only busy, the question waits in the terminal and does no harm.
+        """
+        patience = _NUDGE_SECONDS
+        asked = time.monotonic()
         while True:
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            left = deadline - now
             if cancelled is not None and cancelled():
                 return "cancelled"
             if left <= 0:
                 return "timeout"
-            data = terminal.read(left if cancelled is None else min(left, POLL_SECONDS))
-            if data and capture.feed(data):
-                return None
+            if nudge and now - asked >= patience:
+                asked, patience = now, 2 * patience
+                if terminal.shell_in_front():
+                    terminal.type(_RECOVERY.format(token=nudge).encode())
+            wait = min(left, asked + patience - now) if nudge else left
+            data = terminal.read(wait if cancelled is None else min(wait, POLL_SECONDS))
+            if data:
+                asked = time.monotonic()
+                if capture.feed(data):
+                    return None
             if terminal.ended:
                 return "ended"
 
     def _recover(self, terminal: Terminal, capture: _Capture, token: str) -> bool:
         """Interrupt, then kill the foreground, until the shell answers; False: it does not."""
-        for attempt in range(_RECOVER_TRIES):
+        for seconds, kills in _LADDER:
             terminal.reset_modes()
             terminal.forget_orders()
-            if attempt:
+            if kills:
                 terminal.kill_foreground()
-            else:
-                terminal.interrupt()
+            terminal.interrupt()
             # An interrupt empties the terminal's input: the line must come after it.
             self._follow(terminal, capture, time.monotonic() + _SETTLE_SECONDS, None)
             if capture.code is not None:
                 return True
             terminal.type(_RECOVERY.format(token=token).encode())
-            self._follow(terminal, capture, time.monotonic() + _RECOVER_SECONDS, None)
+            self._follow(terminal, capture, time.monotonic() + seconds, None)
             if capture.code is not None:
                 return True
             if terminal.ended:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -86,7 +87,9 @@ class Channel:
                 return self.receive()
 
     def close(self) -> None:
-        """Let go; idempotent."""
+        """Let go; idempotent. It is shut down first: a fork of ours may hold a copy."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
 
@@ -105,6 +108,8 @@ class Spawner:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
     @property
     def pid(self) -> int | None:
@@ -122,19 +127,27 @@ class Spawner:
         Raises RuntimeMissing when there is no spawner, EnterFailed when the message is too
         long to be sent (about 1 MB of arguments and environment).
         """
-        with self._lock:
-            control = self._start_locked()
         ours, theirs = wire.make_pair()
         try:
-            wire.send(control, message, [theirs.fileno(), *descriptors])
+            try:
+                self._send(message, [theirs.fileno(), *descriptors])
+            except (BrokenPipeError, ConnectionResetError):  # it was killed: start another
+                self.close()
+                self._send(message, [theirs.fileno(), *descriptors])
         except OSError as fault:
             ours.close()
-            if isinstance(fault, (BrokenPipeError, ConnectionResetError)):
-                raise RuntimeMissing("the spawner process ended") from None
             raise EnterFailed(f"the spawner did not take the request: {fault}") from None
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         return Channel(ours)
+
+    def _send(self, message: wire.Message, descriptors: list[int]) -> None:
+        with self._lock:
+            control = self._start_locked()
+        wire.send(control, message, descriptors)
 
     def run_job(
         self,
@@ -186,6 +199,9 @@ class Spawner:
             control, process = self._control, self._process
             self._control = self._process = None
             if control is not None:
+                if self._owner == os.getpid():
+                    with suppress(OSError):
+                        control.shutdown(socket.SHUT_RDWR)
                 control.close()
             if process is not None and self._owner == os.getpid():
                 try:
@@ -194,14 +210,20 @@ class Spawner:
                     process.kill()
                     process.wait()
 
+    def _forget(self) -> None:
+        """Let go of the parent's spawner in a fork: it must see the parent's end."""
+        self._lock = threading.Lock()
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.returncode = 0  # not our child: its destructor must not complain
+        self._control = self._process = None
+
     def _start_locked(self) -> socket.socket:
         if self._control is not None and self._owner == os.getpid():
             return self._control
-        if self._control is not None:  # inherited over a fork: it is the parent's
-            self._control.close()
-            self._control = self._process = None
         ours, theirs = wire.make_pair()
-        package_root = Path(__file__).resolve().parents[2]
+        search = [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]
         uid, gid = self._account.uid, self._account.gid
         try:
             process = subprocess.Popen(
@@ -213,7 +235,7 @@ class Spawner:
                 stdout=subprocess.DEVNULL,
                 env={
                     "PATH": HOST_PATH,
-                    "PYTHONPATH": str(package_root),
+                    "PYTHONPATH": os.pathsep.join(search),
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "LANG": "C.UTF-8",
                 },
@@ -228,7 +250,10 @@ class Spawner:
             ours.close()
             process.kill()
             process.wait()
-            raise RuntimeMissing(f"the spawner did not start in {self._root}: {fault}") from None
+            raise RuntimeMissing(
+                f"the spawner did not start: {fault}; {self._account.name} must be able "
+                f"to reach and write {self._root}"
+            ) from None
         self._control, self._process, self._owner = ours, process, os.getpid()
         return ours
 

@@ -26,8 +26,10 @@ from ptyprocess import PtyProcess
 from sandboxes.runtime import anchor, jobs, keeper, wire
 from sandboxes.runtime.account import adopt_orphans, become, forbid_new_privileges
 from sandboxes.runtime.layout import Layout
-from sandboxes.runtime.processes import kill_session, raise_oom_score
+from sandboxes.runtime.processes import kill_sessions, raise_oom_score
 
+_FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)  # as we found them: for children
+_MOST_FILES = 65536
 _RESERVED = range(3, 16)  # kept busy, so that a passed descriptor never meets its target
 _JOBS: dict[str, Callable[[Layout, socket.socket, wire.Message], None]] = {
     "start": keeper.run,
@@ -60,6 +62,18 @@ def _limit_child(message: wire.Message) -> None:
             wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (wanted, wanted))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMITS)
+
+
+def _kill(children: list[_Child]) -> None:
+    """SIGKILL children that were not reaped yet, with their sessions.
+
+    Also by pid: a child that was just forked may not have its session yet.
+    """
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+    kill_sessions({child.pid for child in children})
 
 
 def _place(descriptors: list[int], targets: list[int]) -> None:
@@ -129,7 +143,7 @@ class Server:
             try:
                 os.setsid()
                 _place(passed, message["targets"])
-                os.closerange(max(message["targets"]) + 1, 65536)
+                os.closerange(max(message["targets"]) + 1, _MOST_FILES)
                 os.chdir(message.get("cwd", "/"))
                 _limit_child(message)
                 signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -171,7 +185,7 @@ class Server:
             os.setsid()
             keep = channel.fileno()
             os.closerange(3, keep)
-            os.closerange(keep + 1, 65536)
+            os.closerange(keep + 1, _MOST_FILES)
             jobs.answer(_JOBS[message["op"]], self._layout, channel, message)
         finally:
             os._exit(0)
@@ -183,7 +197,7 @@ class Server:
             return
         message, _ = received
         if message["op"] == "kill" and child.status is None:
-            kill_session(child.pid)
+            _kill([child])
         elif message["op"] == "kill_foreground" and child.terminal is not None:
             with suppress(OSError):
                 group = os.tcgetpgrp(child.terminal.fd)
@@ -214,7 +228,7 @@ class Server:
     def _reap(self, child: _Child) -> None:
         if child.terminal is not None:
             # Before the wait: the pid, which is the session's name, cannot be reused yet.
-            kill_session(child.pid)
+            kill_sessions({child.pid})
             child.terminal.terminated = True
         _, status = os.waitpid(child.pid, 0)
         del self._children[child.pid]
@@ -231,7 +245,7 @@ class Server:
         child.channel.close()
         child.closed = True
         if child.status is None:
-            kill_session(child.pid)  # its end is collected when it comes
+            _kill([child])  # its end is collected when it comes
         else:
             self._let_go(child)
 
@@ -240,9 +254,7 @@ class Server:
             child.terminal.close()
 
     def _end_all(self) -> None:
-        for child in list(self._children.values()):
-            if not child.job:
-                kill_session(child.pid)
+        _kill([c for c in self._children.values() if not c.job and c.status is None])
 
 
 def main(argv: list[str]) -> None:
@@ -266,6 +278,8 @@ def main(argv: list[str]) -> None:
             os.close(null)
     control = socket.socket(fileno=moved)
     layout = Layout(root)
+    most = min(_MOST_FILES, _FILE_LIMITS[1]) if _FILE_LIMITS[1] >= 0 else _MOST_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, _FILE_LIMITS[0]), _FILE_LIMITS[1]))
     try:
         os.chdir(root)
         layout.make()

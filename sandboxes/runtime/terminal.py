@@ -95,6 +95,13 @@ class Terminal:
         with suppress(OSError):
             self.shell_group = os.tcgetpgrp(self._master)
 
+    def shell_in_front(self) -> bool:
+        """Tell whether no program holds the terminal: the shell works itself, or waits."""
+        try:
+            return os.tcgetpgrp(self._master) == self.shell_group
+        except OSError:
+            return False
+
     def order(self, text: bytes) -> None:
         """Queue one text for the orders pipe; what an interrupt left there goes first."""
         self.forget_orders()

@@ -55,7 +55,7 @@ def _same(one: Environment, other: Environment) -> bool:
 def find_environment(*, ref: str) -> Environment:
     """Return the environment `name` or `name@version`. Raises ValidationError when unknown."""
     name, separator, version = ref.partition("@")
-    if separator and not version.isdigit():
+    if separator and not version.isdecimal():
         raise ValidationError(f"{ref!r} is not an environment: write name or name@version.")
     found = Environment.objects.named(name, int(version) if separator else None).first()
     if found is None:

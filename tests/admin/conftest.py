@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.contrib.messages import get_messages
 from django.core.files.storage import storages
 from django.http import HttpResponse
@@ -17,10 +18,14 @@ class Operator:
     def __init__(self, client: Client) -> None:
         self.client = client
 
-    def get(self, model: type, page: str = "changelist", pk: object = None, query: str = "") -> HttpResponse:
+    def get(
+        self, model: type, page: str = "changelist", pk: object = None, query: str = ""
+    ) -> HttpResponse:
         return self.client.get(address(model, page, pk) + query)
 
-    def post(self, model: type, page: str, data: dict[str, object], pk: object = None) -> HttpResponse:
+    def post(
+        self, model: type, page: str, data: dict[str, object], pk: object = None
+    ) -> HttpResponse:
         return self.client.post(address(model, page, pk), data)
 
     def act(self, model: type, action: str, *rows: object) -> str:
@@ -28,7 +33,7 @@ class Operator:
         data = {"action": action, "_selected_action": [row.pk for row in rows]}
         answer = self.client.post(address(model, "changelist"), data)
         assert answer.status_code == 302, answer.content
-        return messages_of(answer)[0]
+        return messages_of(answer)[-1]
 
 
 def address(model: type, page: str = "changelist", pk: object = None) -> str:
@@ -42,15 +47,19 @@ def messages_of(answer: HttpResponse) -> list[str]:
 
 
 @pytest.fixture
-def operator(admin_client: Client) -> Operator:
-    return Operator(admin_client)
+def operator(db: None, client: Client) -> Operator:
+    user = get_user_model()(username="operator", is_staff=True, is_superuser=True)
+    user.set_unusable_password()
+    user.save()
+    client.force_login(user)
+    return Operator(client)
 
 
 @pytest.fixture(autouse=True)
 def trajectory_folder(tmp_path: Path, settings) -> Iterator[Path]:
-    """Keep the trajectories of a test in a folder of its own."""
+    """Keep the trajectories of a test in a folder of its own; static files are not looked for."""
     folder = tmp_path / "trajectories"
-    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
+    settings.MIDDLEWARE = [name for name in settings.MIDDLEWARE if "whitenoise" not in name]
     settings.STORAGES = {
         **settings.STORAGES,
         "trajectories": {

@@ -73,7 +73,9 @@ def make_policy(**values: Any) -> Policy:
 def make_server(**values: Any) -> InferenceServer:
     """Make an inference server."""
     filled = {"url": f"http://127.0.0.1:9/{unique('server')}", **values}
-    return InferenceServer.objects.create(policy=filled.pop("policy", None) or make_policy(), **filled)
+    return InferenceServer.objects.create(
+        policy=filled.pop("policy", None) or make_policy(), **filled
+    )
 
 
 def make_task(**values: Any) -> Task:
@@ -219,9 +221,7 @@ def make_token(**values: Any) -> Any:
     return create_token(**{"user": make_user(), "name": unique("token"), **values})[0]
 
 
-def make_trajectory(
-    messages: list[Any] | None = None, rollout: Rollout | None = None
-) -> Any:
+def make_trajectory(messages: list[Any] | None = None, rollout: Rollout | None = None) -> Any:
     """Store a trajectory of one segment: 2 prompt ids, 3 response ids, 2 of them sampled."""
     from rollouts.models import Trajectory
     from rollouts.services.trajectories import store_trajectory

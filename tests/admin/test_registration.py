@@ -57,7 +57,10 @@ def name_of(value: object) -> str:
 
 
 def test_every_model_of_both_applications_is_registered() -> None:
-    models = {*apps.get_app_config("rollouts").get_models(), *apps.get_app_config("sandboxes").get_models()}
+    models = {
+        *apps.get_app_config("rollouts").get_models(),
+        *apps.get_app_config("sandboxes").get_models(),
+    }
     through = TrainerToken.experiments.through, Experiment.task_sets.through
 
     assert models - set(through) == set(ALL)
@@ -115,9 +118,7 @@ def test_a_list_takes_as_many_queries_for_six_rows_as_for_two(
 def test_a_search_without_a_match_is_an_empty_list(operator, model, term) -> None:
     ALL[model]()
 
-    answer = operator.client.get(
-        operator.get(model).wsgi_request.path, {"q": term}
-    )
+    answer = operator.client.get(operator.get(model).wsgi_request.path, {"q": term})
 
     assert answer.status_code == 200
     assert answer.context["cl"].result_count == 0
@@ -137,7 +138,7 @@ def test_a_user_without_permission_sees_and_changes_nothing(client) -> None:
 
     client.force_login(get_user_model().objects.create_user("helper", is_staff=True))
     rollout = factories.make_rollout()
-    path = f"/admin/rollouts/rollout/"
+    path = "/admin/rollouts/rollout/"
 
     assert client.get(path).status_code == 403
     answer = client.post(path, {"action": "cancel", "_selected_action": [rollout.pk]})

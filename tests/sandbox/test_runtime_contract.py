@@ -21,7 +21,7 @@ def test_a_program_reports_its_code_and_both_streams(runtime: Runtime, start: St
     )
 
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
-    assert not (result.timed_out or result.cancelled or result.truncated)
+    assert (result.timed_out, result.cancelled, result.truncated) == (False, False, False)
 
 
 def test_a_program_reads_its_input_and_environment(runtime: Runtime, start: Start) -> None:
@@ -132,6 +132,7 @@ def test_a_frozen_layer_carries_files_and_the_base_does_not(runtime: Runtime, st
     assert runtime.read_file(second, "/app/kept", max_bytes=10) == b"one"
     runtime.write_file(second, "/app/kept", b"two")
     top = runtime.freeze(second)
+    assert set(runtime.list_layers()) >= {layer, top}
     assert runtime.read_file(start(layers=(layer,)), "/app/kept", max_bytes=10) == b"one"
     both = start(layers=(top, layer))
     assert runtime.read_file(both, "/app/kept", max_bytes=10) == b"two"
@@ -141,7 +142,7 @@ def test_a_frozen_layer_carries_files_and_the_base_does_not(runtime: Runtime, st
         runtime.stop(name)
     runtime.discard_layer(top)
     runtime.discard_layer(layer)
-    runtime.discard_layer(layer)
+    assert not {layer, top} & set(runtime.list_layers())
     with pytest.raises(LayerMissing):
         start(layers=(layer,))
 

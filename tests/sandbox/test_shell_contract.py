@@ -1,18 +1,42 @@
 """What every shell session promises, on real bash and a real pseudo-terminal."""
 
 import threading
+import uuid
 from collections.abc import Iterator
 
 import pytest
 
 from sandboxes.runtime.exceptions import SandboxGone
-from sandboxes.runtime.protocol import Runtime, SandboxHandle, ShellSession, ShellState
-from tests.sandbox.conftest import Start
+from sandboxes.runtime.protocol import (
+    Runtime,
+    SandboxHandle,
+    SandboxSpec,
+    ShellSession,
+    ShellState,
+)
+from tests.sandbox.conftest import PREFIX
+
+Shared = dict[str, tuple[Runtime, SandboxHandle]]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    """Keep one sandbox per runtime for all tests here: each uses a shell of its own."""
+    kept: Shared = {}
+    yield kept
+    for runtime, handle in kept.values():
+        runtime.stop(handle.name)
 
 
 @pytest.fixture
-def handle(start: Start) -> SandboxHandle:
-    return start(env={"GREETING": "hello"})
+def handle(runtime: Runtime, image: str, shared: Shared) -> SandboxHandle:
+    kind = type(runtime).__name__
+    if kind not in shared or not runtime.alive(shared[kind][1]):
+        spec = SandboxSpec(
+            name=f"{PREFIX}shells-{uuid.uuid4().hex[:8]}", image=image, env={"GREETING": "hello"}
+        )
+        shared[kind] = (runtime, runtime.start(spec, timeout_seconds=60))
+    return shared[kind][1]
 
 
 @pytest.fixture
@@ -70,6 +94,9 @@ def test_state_survives_between_commands(shell: ShellSession) -> None:
         "yes | head -n 1",
         "sleep 100 & disown",
         "kill -INT $$",
+        "declare -i q; q=08",
+        "echo ${unset_variable:?no}",
+        "sleep 1.5 & wait",
         "unset PATH",
         "cd /; rmdir /nowhere",
         "shopt -s extdebug",

@@ -46,9 +46,7 @@ class Script:
 
     def next_line(self, prompt_ids: Sequence[int]) -> Line:
         """Return what the assistant says next; raise HttpError 400 when the script is silent."""
-        pieces = [
-            self._folder.decode(piece) for piece in _split(list(prompt_ids), self._opening)
-        ]
+        pieces = [self._folder.decode(piece) for piece in _split(list(prompt_ids), self._opening)]
         for part in self._parts:
             place = next((i for i, text in enumerate(pieces) if part.marker in text), None)
             if place is None:

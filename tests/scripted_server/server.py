@@ -40,7 +40,9 @@ class ScriptedServer:
         self._end_of_turn = load_renderer(tokenizer).stop_token_ids[0]
         self._script = parse_script(script, self._folder)
         self._lock = threading.Lock()
-        self._mode, self._count, self._delay_seconds = "ok", None, 0.0
+        self._mode = "ok"
+        self._count: int | None = None
+        self._delay_seconds = 0.0
         self._requests = self._answered = self._in_flight = self._peak_in_flight = 0
         self._stopped = threading.Event()
         vocabulary = self._folder.full.get_vocab_size(with_added_tokens=True)
@@ -104,9 +106,12 @@ class ScriptedServer:
             raise HttpError(400, f"mode must be one of {', '.join(MODES)}")
         if count is not None and (type(count) is not int or count < 1):
             raise HttpError(400, "count must be a positive integer or null")
+        delay_seconds = body.get("delay_seconds", 0.0)
+        if type(delay_seconds) not in (int, float) or not 0 <= delay_seconds <= 600:
+            raise HttpError(400, "delay_seconds must be a number from 0 to 600")
         with self._lock:
             self._mode, self._count = mode, count
-            self._delay_seconds = float(body.get("delay_seconds", 0.0))
+            self._delay_seconds = float(delay_seconds)
         return self._state(exchange)
 
     def _swap(self, exchange: Exchange) -> Answer:
@@ -152,9 +157,7 @@ class ScriptedServer:
             while exchange.connected() and not self._stopped.wait(POLL_SECONDS):
                 pass
             raise HangUpError
-        request = parse_completion(
-            exchange.json(), self._limits, self._folder.encode_with_control
-        )
+        request = parse_completion(exchange.json(), self._limits, self._folder.encode_with_control)
         line = self._script.next_line(request.prompt)
         if line.delay_seconds:
             self._stopped.wait(line.delay_seconds)

@@ -7,7 +7,7 @@ from rest_framework import serializers
 from rollouts.api.serializers.rollouts import TrajectorySchema
 from rollouts.models import Batch
 from rollouts.services.batches import MAX_GROUPS
-from sandboxes.api.strict import FiniteFloatField, StrictSerializer
+from sandboxes.api.strict import StrictSerializer
 
 MAX_LEASE_SECONDS = 86_400.0
 
@@ -16,7 +16,7 @@ class BatchInput(StrictSerializer):
     """How many groups to lease, and how long to wait for them."""
 
     groups = serializers.IntegerField(min_value=1, max_value=MAX_GROUPS)
-    wait_seconds = FiniteFloatField(
+    wait_seconds = serializers.FloatField(
         required=False,
         default=0.0,
         min_value=0,
@@ -27,7 +27,7 @@ class BatchInput(StrictSerializer):
 class ExtendInput(StrictSerializer):
     """A longer lease."""
 
-    seconds = FiniteFloatField(
+    seconds = serializers.FloatField(
         min_value=1, max_value=MAX_LEASE_SECONDS, help_text="From now to the lease's end."
     )
 

@@ -9,7 +9,7 @@ from rollouts.exceptions import RolloutError
 from rollouts.models import Experiment, Policy
 from rollouts.models.experiment import MAX_SAMPLES
 from rollouts.options import Budgets, Sampling
-from sandboxes.api.strict import FiniteFloatField, StrictSerializer
+from sandboxes.api.strict import StrictSerializer
 
 PRIORITY_LIMIT = 1_000_000
 
@@ -33,7 +33,7 @@ class ExperimentChanges(StrictSerializer):
     )
     share = serializers.IntegerField(required=False, min_value=1, max_value=1000)
     max_attempts = serializers.IntegerField(required=False, min_value=1, max_value=20)
-    failure_reward = FiniteFloatField(required=False)
+    failure_reward = serializers.FloatField(required=False)
 
 
 class ExperimentInput(ExperimentChanges):

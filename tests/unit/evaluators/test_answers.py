@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evaluators.answers import Normalisation
@@ -121,7 +121,19 @@ flags = st.fixed_dictionaries(
 )
 
 
-@given(text=st.text(max_size=60), chosen=flags)
+edges = st.text(alphabet="a .,:\t\n\u0301\u0345\u2003\u00df\u0130", max_size=10)
+
+
+@given(text=st.text(max_size=60) | edges, chosen=flags)
+@example(
+    text="0 :",
+    chosen={
+        "strip": False,
+        "casefold": False,
+        "collapse_whitespace": True,
+        "strip_punctuation": True,
+    },
+)
 def test_normal_form_is_stable(text: str, chosen: dict[str, bool]) -> None:
     rule = Normalisation(**chosen)
     once = rule.apply(text)

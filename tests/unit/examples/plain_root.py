@@ -71,7 +71,17 @@ def missing() -> str | None:
         capture_output=True,
         check=False,
     )
-    return None if tried.returncode == 0 else "user namespaces are not allowed here"
+    if tried.returncode != 0:
+        return "user namespaces are not allowed here"
+    for program in ("bash", "git", "python3"):
+        if not (programs() / "usr/bin" / program).exists():
+            return f"{programs()} has no usr/bin/{program}; build the base image"
+    return None
+
+
+def programs() -> Path:
+    """Return the root that programs are taken from."""
+    return BASE_IMAGE if (BASE_IMAGE / "usr/bin/python3").exists() else Path("/")
 
 
 def attempt(task: TaskRecord, agent: Files, folder: Path) -> Outcome:
@@ -81,7 +91,6 @@ def attempt(task: TaskRecord, agent: Files, folder: Path) -> Outcome:
         write_files(stage / name, files)
     logs.mkdir()
     root.mkdir()
-    image = BASE_IMAGE if (BASE_IMAGE / "usr/bin/python3").exists() else Path("/")
     process = subprocess.Popen(
         ["unshare", "--user", "--map-root-user", "--mount", "/bin/bash", "-c", OUTER],
         env={
@@ -89,7 +98,7 @@ def attempt(task: TaskRecord, agent: Files, folder: Path) -> Outcome:
             "ROOT": str(root),
             "STAGE": str(stage),
             "LOGS": str(logs),
-            "IMAGE": str(image).rstrip("/"),
+            "IMAGE": str(programs()).rstrip("/"),
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

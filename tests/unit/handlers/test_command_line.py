@@ -277,6 +277,7 @@ def test_cancelling_ends_the_episode_at_once(moment: str) -> None:
     with pytest.raises(AgentCancelled) as caught:
         run(stage)
     assert caught.value.code == "agent.cancelled"
+    assert [event for event in stage.journal.events if event[0] == "observed"] == []
     assert (len(stage.model.prompts), len(stage.shell.commands)) == {
         "before": (0, 0),
         "generating": (1, 0),

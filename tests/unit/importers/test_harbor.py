@@ -120,6 +120,18 @@ def sparse(path: Path, size: int) -> None:
         file.truncate(size)
 
 
+def sparse_many(folder: Path, size: int) -> None:
+    """Make six files that look large."""
+    for number in range(6):
+        sparse(folder / str(number), size)
+
+
+def relink(path: Path, target: str) -> None:
+    """Put a link in the place of a file."""
+    path.unlink()
+    path.symlink_to(target)
+
+
 def replace(path: Path, old: str, new: str) -> None:
     """Change a text once."""
     text = path.read_text()
@@ -168,7 +180,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         f"environment/big has {MAX_FILE_BYTES + 1} bytes, more than {MAX_FILE_BYTES}",
     ),
     "huge folder": (
-        lambda t: [sparse(t / f"environment/{i}", MAX_FILE_BYTES) for i in range(6)],
+        lambda t: sparse_many(t / "environment", MAX_FILE_BYTES),
         "environment holds more than 50000000 bytes; put large files into the image",
     ),
     "link out": (
@@ -176,10 +188,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         "tests/hosts is a link out of the task's folder; put the file itself there",
     ),
     "instruction link out": (
-        lambda t: (
-            (t / "instruction.md").unlink(),
-            (t / "instruction.md").symlink_to("/etc/hosts"),
-        ),
+        lambda t: relink(t / "instruction.md", "/etc/hosts"),
         "instruction.md is a link out",
     ),
     "relative link out": (

@@ -21,6 +21,11 @@ USER = {"role": "user", "content": "List the files,\n  please: 12 of them.\n"}
 text = st.text(alphabet=st.characters(max_codepoint=0xFFFF, exclude_categories=["C"]), max_size=60)
 
 
+@pytest.fixture(scope="session")
+def folder(tokenizer_folder: Path) -> TokenizerFolder:
+    return TokenizerFolder(tokenizer_folder)
+
+
 def reference_ids(folder: Path, messages: list[dict[str, Any]]) -> list[int]:
     """Render as transformers does: whole text at once, by an independent implementation."""
     transformers = pytest.importorskip("transformers")
@@ -53,15 +58,11 @@ def test_ids_equal_those_of_transformers(
 @given(content=text)
 @settings(max_examples=200, deadline=None)
 def test_ordinary_content_gives_the_tokenizers_own_ids(
-    renderer: ConversationRenderer, tokenizer_folder: Path, content: str
+    renderer: ConversationRenderer, folder: TokenizerFolder, content: str
 ) -> None:
-    folder = TOKENIZERS.setdefault(tokenizer_folder, TokenizerFolder(tokenizer_folder))
     messages = [{"role": "user", "content": content}]
     rendered = folder.apply_template(messages=messages, add_generation_prompt=True)
     assert renderer.render(messages) == folder.encode_with_control(rendered)
-
-
-TOKENIZERS: dict[Path, TokenizerFolder] = {}
 
 
 @given(pieces=st.lists(st.one_of(text, st.sampled_from(["<|im_end|>", "<|im_start|>", "\n"]))))
@@ -97,9 +98,8 @@ def test_look_alikes_in_a_bridge_stay_plain(renderer: ConversationRenderer) -> N
 @given(contents=st.lists(text, min_size=1, max_size=3), answer=st.lists(st.integers(17, 49151)))
 @settings(max_examples=100, deadline=None)
 def test_a_bridge_is_the_previous_ids_then_the_templates_own(
-    renderer: ConversationRenderer, tokenizer_folder: Path, contents: list[str], answer: list[int]
+    renderer: ConversationRenderer, folder: TokenizerFolder, contents: list[str], answer: list[int]
 ) -> None:
-    folder = TOKENIZERS.setdefault(tokenizer_folder, TokenizerFolder(tokenizer_folder))
     previous = [*renderer.render([SYSTEM, USER]), *answer, IM_END]
     messages = [{"role": "user", "content": content} for content in contents]
 

