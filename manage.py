@@ -10,7 +10,12 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings.base")
     from django.core.management import execute_from_command_line
 
-    execute_from_command_line(sys.argv)
+    from prorl_site.env import SettingError
+
+    try:
+        execute_from_command_line(sys.argv)
+    except SettingError as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -128,6 +128,7 @@ class Sandbox(models.Model):
         verbose_name_plural = "sandboxes"
         indexes = [
             models.Index(fields=["owner"], name="sandbox_owner"),
+            models.Index(fields=["-created_at"], name="sandbox_created"),
             models.Index(
                 fields=["node", "state"],
                 name="sandbox_present",

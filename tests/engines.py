@@ -23,6 +23,7 @@ def _start_engines() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="prorl-tests-"))
     folder.chmod(0o755)
+    (folder / "static").mkdir()
     _ENGINES = Engines(folder)
     _ENGINES.start()
     write_env_file(
@@ -30,7 +31,6 @@ def _start_engines() -> None:
         {"DATABASE_URL": _ENGINES.database_url(), "BROKER_URL": _ENGINES.broker_url},
     )
     os.environ["PRORL_VAR"] = str(folder)
-
 
 
 _start_engines()

@@ -154,7 +154,7 @@ class Demo:
                 "policy": policy["id"],
                 "task_sets": list(TASKS),
                 "group_size": SAMPLES,
-                "sampling": {"temperature": 0.7, "max_tokens": 24},
+                "sampling": {"temperature": 1.0, "max_tokens": 24},
                 "budgets": {"max_turns": 4, "tool_seconds": 10, "run_seconds": 180},
             },
             key=name,

@@ -27,9 +27,7 @@ def follow(console: Console, fetch: Callable[[], list[JSON]], check: Callable[[]
     ) as progress:
         rows = fetch()
         bars = {
-            state: progress.add_task(
-                f"[{COLOURS[state]}]{state}", total=len(rows), note=""
-            )
+            state: progress.add_task(f"[{COLOURS[state]}]{state}", total=len(rows), note="")
             for state in STATES
         }
         while True:

@@ -36,6 +36,8 @@ def _serve(arguments: list[str]) -> int:
     parser.add_argument("--model-name", default=MODEL_NAME)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # Until there is a server to shut down, unwind: a half-written cache removes itself.
+    signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(128 + signal.SIGTERM))
     server = TinyServer(
         cache_dir=options.cache_dir,
         host=options.host,

@@ -4,13 +4,12 @@ from typing import Any
 
 from django_filters.rest_framework import DjangoFilterBackend
 from rest_framework.exceptions import ValidationError
-from rest_framework.request import Request
 
 
 class StrictFilterBackend(DjangoFilterBackend):
     """Filter by the view's filter set, and refuse every other parameter."""
 
-    def filter_queryset(self, request: Request, queryset: Any, view: Any) -> Any:
+    def filter_queryset(self, request: Any, queryset: Any, view: Any) -> Any:
         """Return the matching rows. Raises ValidationError."""
         filterset_class = self.get_filterset_class(view, queryset)
         known = set(filterset_class.base_filters) if filterset_class is not None else set()

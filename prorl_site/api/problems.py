@@ -10,6 +10,7 @@ from django.views.defaults import bad_request as page_bad_request
 from django.views.defaults import page_not_found
 from django.views.defaults import permission_denied as page_permission_denied
 from django.views.defaults import server_error as page_server_error
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -99,6 +100,7 @@ def problem_response(status: int, code: str, detail: str) -> JsonResponse:
     return JsonResponse(problem_body(status, code, detail), status=status, content_type=MEDIA_TYPE)
 
 
+@csrf_exempt
 def unknown_address(request: HttpRequest) -> HttpResponse:
     """Answer 404 for what the API does not serve."""
     hint = "" if request.path.endswith("/") else " Addresses of the API end with a slash."

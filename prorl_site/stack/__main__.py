@@ -15,9 +15,7 @@ from prorl_site.stack.stack import Stack, StackError
 
 def up(var_dir: Path, host: str, port: int, runtime: str) -> int:
     """Start everything, one log stream; Ctrl-C ends everything."""
-    stack = Stack(
-        var_dir, settings={"PRORL_RUNTIME": runtime}, host=host, port=port or free_port()
-    )
+    stack = Stack(var_dir, settings={"PRORL_RUNTIME": runtime}, host=host, port=port or free_port())
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         stack.prepare()

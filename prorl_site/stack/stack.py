@@ -43,7 +43,7 @@ class Stack:
 
     def prepare(self) -> None:
         """End what a killed run left, start the engines, write var/stack.env, migrate."""
-        self.var_dir.mkdir(parents=True, exist_ok=True)
+        (self.var_dir / "static").mkdir(parents=True, exist_ok=True)
         self._end_leftovers()
         if self.engines is None:
             self.engines = Engines(self.var_dir)

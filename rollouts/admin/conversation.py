@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MAX_TURNS = 400
-MAX_CHARACTERS = 20_000
+MAX_TURNS = 200
+MAX_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,16 @@ def plain(text: str) -> str:
     Line feeds and tabs stay. Terminal escapes, right-to-left overrides and zero-width characters
     could otherwise make a page say what the agent did not.
     """
-    return "".join(
-        letter
-        if letter in "\n\t" or unicodedata.category(letter) not in {"Cc", "Cf", "Cs", "Co", "Cn"}
-        else letter.encode("unicode_escape").decode()
-        for letter in text
+    return "\n".join(
+        line if line.isprintable() else "".join(map(_shown, line)) for line in text.split("\n")
     )
+
+
+def _shown(letter: str) -> str:
+    """Return a letter, or its escape: printable is what is neither Other nor a line separator."""
+    if letter.isprintable() or letter == "\t" or unicodedata.category(letter) == "Zs":
+        return letter
+    return letter.encode("unicode_escape").decode()
 
 
 def _turn(row: Any) -> Turn:

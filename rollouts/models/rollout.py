@@ -43,6 +43,9 @@ class Rollout(models.Model):
     node = models.ForeignKey(Node, null=True, on_delete=models.SET_NULL, related_name="+")
     cancel_requested_at = models.DateTimeField(null=True)
     not_before = models.DateTimeField(null=True, help_text="A retry waits until then.")
+    retried_at = models.DateTimeField(
+        null=True, help_text="An operator's retry: tries before it count no longer."
+    )
     restarts = models.PositiveIntegerField(default=0)
     turns = models.PositiveIntegerField(default=0)
     sampled_tokens = models.PositiveIntegerField(default=0)

@@ -47,10 +47,12 @@ def close_attempt(
         raise LeaseLost(f"attempt {attempt_id} belongs to another worker or has ended")
 
 
-def attempts_used(*, rollout_id: UUID, stage: str) -> int:
-    """Return how many tries at a stage have been started, those given back left out."""
-    return (
-        Attempt.objects.filter(rollout_id=rollout_id, stage=stage, started_at__isnull=False)
-        .exclude(failure_code=GIVEN_BACK)
-        .count()
-    )
+def attempts_used(*, rollout: Rollout, stage: str) -> int:
+    """Return how many tries at a stage were started since an operator's last retry.
+
+    Those that a worker gave back because it ended are left out.
+    """
+    started = Attempt.objects.filter(rollout=rollout, stage=stage, started_at__isnull=False)
+    if rollout.retried_at is not None:
+        started = started.filter(created_at__gte=rollout.retried_at)
+    return started.exclude(failure_code=GIVEN_BACK).count()

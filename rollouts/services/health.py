@@ -136,7 +136,7 @@ def check_control_worker() -> list[Probe]:
 
     Takes up to `INSPECT_TIMEOUT_SECONDS`; an unreachable broker is a finding.
     """
-    answers: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] | None = None
     if check_broker()[0].ok:
         # A list of answers: workers of one machine may share a name, which a mapping would merge.
         answers = current_app.control.broadcast(

@@ -52,6 +52,7 @@ def retry_rollout(*, rollout_id: UUID) -> None:
             last_message="",
             timings={},
             queued_at=timezone.now(),
+            retried_at=timezone.now(),
             done_at=None,
         )
         if not won:

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from rollouts.models import JournalEntry, Rollout, Worker
+from rollouts.models import JournalEntry, Rollout, Trajectory, Worker
 from rollouts.services.attempts import attempts_used, open_attempt
 from rollouts.services.end import end_rollout
 from rollouts.services.messages import publish_dispatch, publish_sweep
@@ -43,7 +43,7 @@ def after_fault(
     if rollout.cancel_requested_at is not None:
         end_rollout(rollout_id=rollout_id, outcome=Outcome.CANCELLED)
         return
-    used = attempts_used(rollout_id=rollout_id, stage=stage)
+    used = attempts_used(rollout=rollout, stage=stage)
     if not retryable or used >= rollout.experiment.max_attempts:
         end_rollout(
             rollout_id=rollout_id,
@@ -80,6 +80,7 @@ def restart_rollout(*, rollout: Rollout) -> bool:
     if not won:
         return False
     JournalEntry.objects.filter(rollout=rollout).delete()
+    Trajectory.objects.filter(rollout=rollout).delete()
     for name in give_up_sandboxes(owner=rollout.pk):
         publish_sweep(node=name)
     publish_dispatch()

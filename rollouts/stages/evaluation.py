@@ -72,10 +72,13 @@ def _load(held: Held) -> _Grading:
     )
     task, environment = rollout.group.task, rollout.environment
     hidden = task.hidden
+    evaluator = hidden.get("evaluator") or environment.evaluator
+    # Another evaluator than the environment's would refuse the environment's settings.
+    inherited = environment.evaluator_settings if evaluator == environment.evaluator else {}
     return _Grading(
         rollout=rollout,
-        evaluator=hidden.get("evaluator") or environment.evaluator,
-        settings={**environment.evaluator_settings, **hidden.get("evaluator_settings", {})},
+        evaluator=evaluator,
+        settings={**inherited, **hidden.get("evaluator_settings", {})},
         payload=hidden.get("evaluator_payload", {}),
         tests=hidden.get("tests", {}),
         test_seconds=float(task.payload.get("verifier_timeout_seconds") or 600.0),

@@ -117,6 +117,9 @@ class ProcessLease:
                         self._renew()
             except DatabaseError:
                 logger.warning("cannot renew the lease: the database does not answer")
+            except Exception:
+                # Without this thread the process would be taken for dead while it works.
+                logger.exception("the lease's thread goes on after an error")
             if time.monotonic() - self._renewed > settings.LEASE_SECONDS * 2 / 3:
                 self._stop_all("lost")
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import redis
 from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from rollouts.inference.router import Router
 from rollouts.stages.lease import ProcessLease
@@ -13,8 +15,13 @@ _lease: ProcessLease | None = None
 
 
 def begin(*, stage: str, concurrency: int) -> None:
-    """Register this process for a stage; once, after any fork."""
+    """Register this process for a stage, after any fork; a process that is registered stays so.
+
+    Celery says that a worker is ready each time it has connected to the broker again.
+    """
     global _lease
+    if _lease is not None:
+        return
     _lease = ProcessLease(stage=stage, concurrency=concurrency)
     _lease.start()
 
@@ -43,5 +50,11 @@ def end() -> None:
 @lru_cache(maxsize=1)
 def router() -> Router:
     """Return the router over the broker's store, shared by all threads of this process."""
-    client: Any = redis.Redis.from_url(settings.BROKER_URL)
+    # The pool of servers has its own patience: a lost store must not hold a call for seconds.
+    client: Any = redis.Redis.from_url(
+        settings.BROKER_URL,
+        socket_connect_timeout=2,
+        socket_timeout=2,
+        retry=Retry(NoBackoff(), retries=1),
+    )
     return Router(client, namespace=f"prorl:{settings.DEPLOYMENT}")

@@ -4,13 +4,14 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 from django.conf import settings
 
 from sandboxes.models import Environment, Sandbox
 from sandboxes.runtime.exceptions import ImageMissing, SandboxFault
-from sandboxes.runtime.factory import make_runtime
+from sandboxes.runtime.factory import RuntimeKind, make_runtime
 from sandboxes.runtime.protocol import Limits, Runtime, SandboxSpec
 from sandboxes.services.lifecycle import mark_gone
 from sandboxes.states import SandboxState
@@ -28,7 +29,7 @@ def node_runtime() -> Runtime:
         runtime = _runtimes.get(os.getpid())
         if runtime is None:
             runtime = make_runtime(
-                settings.SANDBOX_RUNTIME,
+                cast("RuntimeKind", settings.SANDBOX_RUNTIME),
                 root=settings.SANDBOX_ROOT,
                 prefix=sandbox_prefix(),
                 account=settings.SANDBOX_ACCOUNT if os.geteuid() == 0 else None,

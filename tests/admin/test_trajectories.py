@@ -51,7 +51,8 @@ def test_hostile_content_is_inert(operator, message) -> None:
 
 def test_characters_that_act_are_written_out() -> None:
     assert plain("a\x1b[31mb\u202ec\x00d\u200be\n\tf") == "a\\x1b[31mb\\u202ec\\x00d\\u200be\n\tf"
-    assert plain("é 日本 🙂 ≤") == "é 日本 🙂 ≤"
+    assert plain("one\u2028two\r\n") == "one\\u2028two\\r\n"
+    assert plain("é 日本 🙂 ≤ a\u00a0b") == "é 日本 🙂 ≤ a\u00a0b"
 
 
 def test_long_texts_and_long_conversations_are_cut_and_said_so() -> None:

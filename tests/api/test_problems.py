@@ -50,6 +50,18 @@ def test_address_without_its_slash_says_so(trainer: Caller) -> None:
     assert "end with a slash" in body["detail"]
 
 
+def test_unknown_address_is_one_for_a_client_without_cookies_too(db: None) -> None:
+    response = Client(enforce_csrf_checks=True).post("/api/v1/nothing/")
+
+    assert_problem(response, 404, "not_found")
+
+
+def test_host_that_is_not_ours(trainer: Caller) -> None:
+    response = trainer.call("GET", "policies/", Host="evil.example")
+
+    assert_problem(response, 400, "request.malformed")
+
+
 @pytest.mark.parametrize("call", ["events/", "metrics/", "rewind/"])
 def test_what_is_not_served_yet_is_not_there(trainer: Caller, call: str) -> None:
     experiment = factories.make_experiment(owner=trainer.user)

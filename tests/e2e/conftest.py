@@ -52,7 +52,9 @@ def whole_line(tokenizer_folder: Path) -> Iterator[Line]:
     settings = {**TIMINGS, "PRORL_IMAGE_ROOT": str(BASE_IMAGE.parent)}
     stack = Stack(var, settings=settings, database="e2e")
     server = ModelServer(tokenizer_folder)
-    inherited = {name: os.environ.pop(name, None) for name in ("PRORL_VAR", "PRORL_PORT")}
+    inherited = {
+        name: os.environ.pop(name, None) for name in ("PRORL_VAR", "PRORL_PORT", "PRORL_BASE_IMAGE")
+    }
     try:
         stack.prepare()
         server.start()
@@ -91,7 +93,8 @@ def whole_line(tokenizer_folder: Path) -> Iterator[Line]:
         for name, value in inherited.items():
             if value is not None:
                 os.environ[name] = value
-        shutil.rmtree(var, ignore_errors=True)
+        if not os.environ.get("E2E_KEEP"):
+            shutil.rmtree(var, ignore_errors=True)
 
 
 @pytest.fixture

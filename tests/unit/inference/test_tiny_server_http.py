@@ -194,6 +194,21 @@ def test_the_folder_equals_what_transformers_makes_of_the_same_file(
     assert tokenizer.eos_token_id == 2
 
 
+def test_ending_the_first_start_leaves_no_half_written_cache(tmp_path: Path) -> None:
+    arguments = ("--port", "0", "--cache-dir", str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-m", "examples.tiny_server", *arguments], cwd=ROOT
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("unfinished-*/weights.f32")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + 15
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_line_exports_the_folder(tokenizer_folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "tokenizer"
     subprocess.run(
