@@ -8,7 +8,7 @@ from celery import shared_task
 
 from rollouts import queues
 from rollouts.services.dispatch import dispatch
-from rollouts.services.reap import reap
+from rollouts.services.reap import reap, request_sweeps
 from rollouts.services.servers import check_servers
 from rollouts.stages.database import database
 from sandboxes.services.node import sweep_node as sweep_this_node
@@ -71,3 +71,10 @@ def control_check_servers(**_: Any) -> None:
     """Write down the health of every inference server."""
     with database():
         check_servers()
+
+
+@shared_task(name="rollouts.tasks.control_sweep")
+def control_sweep(**_: Any) -> None:
+    """Ask every node to remove what nothing owns."""
+    with database():
+        request_sweeps()

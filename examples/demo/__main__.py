@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import secrets
 import shutil
 import signal
@@ -23,11 +24,13 @@ from prorl_site.stack.stack import Stack, StackError
 
 MODEL = "smollm2-135m-instruct"
 SAMPLES = 4
+CAPACITY = 16
 TASKS = {
     "demo": ["demo/make-file", "demo/make-folder", "demo/copy-file", "demo/delete-file"],
     "arithmetic": ["arithmetic/add-2-2", "arithmetic/add-2-1"],
 }
 LIMIT_SECONDS = 600.0
+EXIT_CODE = re.compile(r"^\[exit code: \d+\]$", re.MULTILINE)
 
 
 class DemoFailed(Exception):
@@ -45,9 +48,9 @@ class Demo:
             var_dir,
             settings={
                 "PRORL_RUNTIME": runtime,
-                "PRORL_NODE_CAPACITY": "4",
-                "PRORL_INIT_WORKERS": "2",
-                "PRORL_RUN_WORKERS": "16",
+                "PRORL_NODE_CAPACITY": str(CAPACITY),
+                "PRORL_INIT_WORKERS": "4",
+                "PRORL_RUN_WORKERS": "32",
                 "PRORL_EVAL_WORKERS": "2",
                 "PRORL_DISPATCH_SECONDS": "0.5",
             },
@@ -73,15 +76,6 @@ class Demo:
         export_tokenizer(tokenizer)
         with self.console.status("operator, trainer, catalogue, tasks"):
             token = self._accounts()
-            self.stack.manage("seed_catalogue")
-            self.stack.manage(
-                *("import_tasks", "harbor", str(ROOT / "examples" / "demo_tasks")),
-                *("--set", "demo", "--environment", "terminal-demo"),
-            )
-            self.stack.manage(
-                *("import_tasks", "jsonl", str(ROOT / "examples" / "arithmetic" / "tasks.jsonl")),
-                *("--set", "arithmetic", "--environment", "arithmetic"),
-            )
         with self.console.status("waiting for web server, workers and model"):
             self.stack.wait_ready(seconds=180)
             model = f"http://127.0.0.1:{self.model_port}/health"
@@ -90,8 +84,11 @@ class Demo:
 
     def _accounts(self) -> str:
         password = secrets.token_urlsafe(12)
-        self.stack.manage("create_operator", "operator", "--password", password)
-        token = self.stack.manage("create_trainer", "demo-trainer", "--quiet").strip()
+        printed = self.stack.python(
+            *("-m", "examples.demo.seed", "--password", password, "--capacity", str(CAPACITY))
+        )
+        token, operator = printed.split()
+        self.operator = Trainer(self.stack.url, operator)
         self.console.print(
             f"admin    {self.stack.url}/admin/   user [bold]operator[/]   "
             f"password [bold]{password}[/]\n"
@@ -154,8 +151,8 @@ class Demo:
                 "policy": policy["id"],
                 "task_sets": list(TASKS),
                 "group_size": SAMPLES,
-                "sampling": {"temperature": 1.0, "max_tokens": 24},
-                "budgets": {"max_turns": 4, "tool_seconds": 10, "run_seconds": 180},
+                "sampling": {"temperature": 1.0, "max_tokens": 16},
+                "budgets": {"max_turns": 3, "tool_seconds": 10, "run_seconds": 180},
             },
             key=name,
         )
@@ -180,7 +177,7 @@ class Demo:
             "failures": dict(Counter(r["failure_code"] for r in rollouts if r["failure_code"])),
             "tool_calls": sum(row["tool_calls"] for row in rollouts),
             "rollouts_with_tool_calls": sum(row["tool_calls"] > 0 for row in rollouts),
-            "sandboxes_that_ran_a_command": _commands_ran(trainer, rollouts, self.runtime),
+            "sandboxes_that_ran_a_command": _commands_ran(self.operator, trajectories),
             "mean_reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
             "rewards_above_zero": sum(reward > 0 for reward in rewards),
             "sampled_tokens": sum(row["sampled_tokens"] for row in rollouts),
@@ -228,16 +225,35 @@ class Demo:
             time.sleep(1)
 
 
-def _commands_ran(trainer: Trainer, rollouts: list[JSON], runtime: str) -> int:
-    """Count the rollouts with tool calls that had a sandbox of their own, by the service's rows."""
-    count = 0
-    for row in rollouts:
-        if row["tool_calls"] == 0:
-            continue
-        attempts: list[JSON] = trainer.call("GET", f"/rollouts/{row['id']}/attempts/")
-        on_a_node = [a for a in attempts if a["stage"] == "run" and a["state"] == "finished"]
-        count += bool(on_a_node) and row["node"] is not None and runtime in ("apptainer", "local")
-    return count
+def _commands_ran(operator: Trainer, trajectories: list[JSON]) -> int:
+    """Count the rollouts to which a sandbox of their own gave back a command's exit code.
+
+    The service's rows say which rollout had a started sandbox; the exit code in the conversation
+    came through the shell inside it.
+    """
+    started = {
+        row["rollout"]
+        for row in operator.all_pages("/sandboxes/?page_size=500")
+        if row["purpose"] == "run" and row["ready_at"] is not None
+    }
+    ran = [
+        each
+        for each in trajectories
+        if each["rollout"] in started
+        and any(
+            message["role"] == "user" and EXIT_CODE.search(message["content"])
+            for message in each["messages"][_prompted(each) :]
+        )
+    ]
+    return len(ran)
+
+
+def _prompted(trajectory: JSON) -> int:
+    """Return how many messages stand before the first sampled one."""
+    sampled = sum(len(segment["turns"]) for segment in trajectory["segments"])
+    roles = [message["role"] for message in trajectory["messages"]]
+    spoken = [place for place, role in enumerate(roles) if role == "assistant"]
+    return spoken[-sampled] if sampled else len(roles)
 
 
 def _answers(url: str) -> bool:
@@ -270,7 +286,7 @@ def main() -> int:
     parser.add_argument("--runtime", choices=["apptainer", "local"], default="apptainer")
     parser.add_argument("--keep", action="store_true", help="leave the stack up")
     options = parser.parse_args()
-    console = Console(width=min(max(shutil.get_terminal_size().columns, 100), 140))
+    console = Console(width=min(max(shutil.get_terminal_size((120, 40)).columns, 100), 140))
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     if options.runtime == "local":

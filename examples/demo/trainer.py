@@ -36,9 +36,12 @@ class Trainer:
         return answer.json() if answer.content else {}
 
     def all_rollouts(self, experiment: str) -> list[JSON]:
-        """Return every rollout of an experiment, page by page."""
+        """Return every rollout of an experiment."""
+        return self.all_pages(f"/rollouts/?experiment={experiment}&page_size=500")
+
+    def all_pages(self, path: str) -> list[JSON]:
+        """Return every row of a list, page by page."""
         found: list[JSON] = []
-        path = f"/rollouts/?experiment={experiment}&page_size=500"
         while path:
             page = self.call("GET", path)
             found += page["results"]

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -46,11 +47,13 @@ def follow(console: Console, fetch: Callable[[], list[JSON]], check: Callable[[]
 
 def batch_table(console: Console, trajectories: list[JSON]) -> None:
     """Print a leased batch: task, reward, turns, tokens, seconds in each stage."""
-    table = Table(title="Leased batch")
-    for name in ("task", "sample", "outcome", "stop"):
-        table.add_column(name)
-    for name in ("reward", "turns", "tokens", "init s", "run s", "eval s", "queues s"):
-        table.add_column(name, justify="right")
+    table = Table(title="Leased batch (stages and queues in seconds)", box=box.SIMPLE_HEAD)
+    table.add_column("task", no_wrap=True)
+    table.add_column("#", justify="right")
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("stop", no_wrap=True)
+    for name in ("reward", "turns", "tokens", "init", "run", "eval", "queues"):
+        table.add_column(name, justify="right", no_wrap=True)
     for each in trajectories:
         timings = each["timings"]
         sampled = sum(sum(segment["response_mask"]) for segment in each["segments"])

@@ -20,13 +20,13 @@ PROBES: dict[str, Callable[[], list[Probe]]] = {
 
 
 @require_safe
-def healthz(request: HttpRequest) -> JsonResponse:
+def healthz(_request: HttpRequest) -> JsonResponse:
     """Say that the process answers; nothing else is asked."""
     return JsonResponse({"status": "ok"})
 
 
 @require_safe
-def readyz(request: HttpRequest) -> JsonResponse:
+def readyz(_request: HttpRequest) -> JsonResponse:
     """Say whether database, broker, storage and a worker of each stage are there.
 
     Nobody logs in here, so addresses and paths are told to the log only.

@@ -1,10 +1,17 @@
 """Services' refusals as problems."""
 
+import logging
+
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig, ValidationError
+from django.db import InterfaceError, OperationalError
 
 from prorl_site.api.exceptions import Problem
 from rollouts.exceptions import RolloutError
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5.0
 
 
 def to_problem(exc: Exception) -> Problem | None:
@@ -18,6 +25,14 @@ def to_problem(exc: Exception) -> Problem | None:
                 "request.invalid",
                 "Some fields are missing or wrong.",
                 errors=exc.message_dict,
+            )
+        case OperationalError() | InterfaceError():
+            logger.error("the database refused a call: %s", exc, exc_info=exc)
+            return Problem(
+                503,
+                "service.unavailable",
+                "The database does not answer or is overloaded; try again.",
+                retry_after=RETRY_SECONDS,
             )
         case RequestDataTooBig():
             limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE

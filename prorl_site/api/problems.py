@@ -6,11 +6,11 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.csrf import csrf_exempt
 from django.views.defaults import bad_request as page_bad_request
 from django.views.defaults import page_not_found
 from django.views.defaults import permission_denied as page_permission_denied
 from django.views.defaults import server_error as page_server_error
-from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request

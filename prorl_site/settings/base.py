@@ -130,6 +130,10 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "dispatch": {"task": "rollouts.tasks.control_dispatch", "schedule": DISPATCH_SECONDS},
     "reap": {"task": "rollouts.tasks.control_reap", "schedule": REAPER_SECONDS},
+    "sweep": {
+        "task": "rollouts.tasks.control_sweep",
+        "schedule": ENV.seconds("PRORL_SWEEP_SECONDS", 60, minimum=1),
+    },
     "check-servers": {
         "task": "rollouts.tasks.control_check_servers",
         "schedule": ENV.seconds("PRORL_SERVER_CHECK_SECONDS", 15, minimum=1),

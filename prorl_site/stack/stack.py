@@ -64,8 +64,12 @@ class Stack:
 
     def manage(self, *arguments: str, timeout_seconds: float = 300.0) -> str:
         """Run a `manage.py` command and return what it printed. Raises StackError."""
+        return self.python(str(ROOT / "manage.py"), *arguments, timeout_seconds=timeout_seconds)
+
+    def python(self, *arguments: str, timeout_seconds: float = 300.0) -> str:
+        """Run Python with the stack's settings and return what it printed. Raises StackError."""
         done = subprocess.run(
-            [sys.executable, str(ROOT / "manage.py"), *arguments],
+            [sys.executable, *arguments],
             cwd=ROOT,
             env=stack_environment(self.var_dir),
             stdin=subprocess.DEVNULL,
@@ -76,8 +80,7 @@ class Stack:
         )
         if done.returncode != 0:
             raise StackError(
-                f"manage.py {' '.join(arguments)} ended with {done.returncode}:\n"
-                f"{done.stdout}{done.stderr}"
+                f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
             )
         return done.stdout
 

@@ -200,3 +200,15 @@ def _sweep_leftovers() -> int:
         for node in nodes:
             publish_sweep(node=node)
     return len(owners)
+
+
+def request_sweeps() -> int:
+    """Ask every node with a live INIT worker to compare its instances with the rows."""
+    now = timezone.now()
+    nodes = set(
+        Worker.objects.live(now).filter(stage=Stage.INIT).values_list("node__name", flat=True)
+    )
+    with transaction.atomic():
+        for node in nodes:
+            publish_sweep(node=node)
+    return len(nodes)

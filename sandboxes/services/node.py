@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 from typing import cast
 from uuid import UUID
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 _runtimes: dict[int, Runtime] = {}
 _lock = threading.Lock()
 _sweeping = threading.Lock()
+_unowned_layers: dict[str, float] = {}
+
+LAYER_GRACE_SECONDS = 120.0
 
 
 def node_runtime() -> Runtime:
@@ -125,9 +129,31 @@ def sweep_node() -> int:
                 logger.exception("instance %s could not be removed", name)
                 continue
             removed += 1
-        return removed
+        return removed + _sweep_layers(runtime)
     finally:
         _sweeping.release()
+
+
+def _sweep_layers(runtime: Runtime) -> int:
+    """Discard frozen layers that no present row has named for a while.
+
+    A layer is there a moment before its row says so; hence the grace.
+    """
+    layers = set(runtime.list_layers())
+    owned = set(
+        Sandbox.objects.present().exclude(frozen_layer="").values_list("frozen_layer", flat=True)
+    )
+    now = time.monotonic()
+    for known in list(_unowned_layers):
+        if known not in layers - owned:
+            del _unowned_layers[known]
+    discarded = 0
+    for layer in sorted(layers - owned):
+        if now - _unowned_layers.setdefault(layer, now) >= LAYER_GRACE_SECONDS:
+            logger.warning("layer %s belongs to nobody: removed", layer)
+            runtime.discard_layer(layer)
+            discarded += 1
+    return discarded
 
 
 def remove_everything() -> int:

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.test import Client
 from django.urls import path
 from rest_framework.views import APIView
@@ -17,8 +18,15 @@ from tests.api.callers import Caller, assert_problem
 class RaisingView(APIView):
     """A view with a bug."""
 
-    def get(self, request: Any) -> Any:  # noqa: ARG002
+    def get(self, request: Any) -> Any:
         raise ZeroDivisionError("a secret detail")
+
+
+class UnreachableView(APIView):
+    """A view whose database is away."""
+
+    def get(self, request: Any) -> Any:
+        raise OperationalError("connection to 10.0.0.5 refused")
 
 
 def raising_page(request: Any) -> Any:
@@ -28,6 +36,7 @@ def raising_page(request: Any) -> Any:
 
 urlpatterns = [
     path("api/v1/raises/", RaisingView.as_view()),
+    path("api/v1/unreachable/", UnreachableView.as_view()),
     path("api/v1/raises-early/", raising_page),
     *prorl_site.urls.urlpatterns,
 ]
@@ -181,6 +190,15 @@ def test_bug_is_a_problem_that_tells_nothing(
     assert_problem(response, 500, "server.error")
     assert b"secret" not in response.content
     assert "a secret detail" in caplog.text
+
+
+@pytest.mark.urls(__name__)
+def test_database_that_is_away(trainer: Caller) -> None:
+    response = trainer.call("GET", "unreachable/")
+
+    assert_problem(response, 503, "service.unavailable")
+    assert response["Retry-After"] == "5"
+    assert b"10.0.0.5" not in response.content
 
 
 def test_pages_outside_of_the_api_are_no_problems(db: None) -> None:
