@@ -1,4 +1,4 @@
-"""Accounts, catalogue and tasks of the demo, in one process: `python -m examples.demo.seed`."""
+"""Accounts, catalogue and tasks of the demo, in one process."""
 
 import argparse
 import os

