@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Experiment,
         Group,
         InferenceServer,
+        Policy,
         Rollout,
         Worker,
     )
@@ -32,8 +33,10 @@ def _visible(user: Any, token: Any, prefix: str) -> Q:
     allowed = Q() if user.is_staff else Q(**{f"{prefix}owner": user})
     if token is None:
         return allowed
+    if not token.is_bound:
+        return allowed
     bound = list(token.experiments.values_list("pk", flat=True))
-    return allowed & Q(**{f"{prefix}pk__in": bound}) if bound else allowed
+    return allowed & Q(**{f"{prefix}pk__in": bound})
 
 
 class ExperimentQuerySet(models.QuerySet["Experiment"]):
@@ -108,8 +111,23 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         return self.filter(state=BatchState.LEASED, lease_expires_at__lte=now)
 
 
+class PolicyQuerySet(models.QuerySet["Policy"]):
+    """Adjectives of policies."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "PolicyQuerySet":
+        """Keep what the caller may see and change: its own, and those of nobody."""
+        del token  # policies are shared between experiments
+        return self if user.is_staff else self.filter(Q(owner=user) | Q(owner__isnull=True))
+
+
 class InferenceServerQuerySet(models.QuerySet["InferenceServer"]):
     """Adjectives of inference servers."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "InferenceServerQuerySet":
+        """Keep what the caller may see and change: the servers of such policies."""
+        del token
+        mine = Q(policy__owner=user) | Q(policy__owner__isnull=True)
+        return self if user.is_staff else self.filter(mine)
 
     def registered(self) -> "InferenceServerQuerySet":
         """Keep what was not removed."""

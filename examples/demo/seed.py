@@ -8,7 +8,7 @@ FOLDER = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    """Run the service's own commands one after another; print the trainer's, then the operator's token."""
+    """Run the service's own commands in turn; print the trainer's, then the operator's token."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo.seed")
     parser.add_argument("--password", required=True)
     parser.add_argument("--capacity", type=int, required=True)

@@ -81,7 +81,8 @@ class PolicyField(serializers.CharField):
     def to_internal_value(self, data: Any) -> Any:
         """Return the policy. Raises ValidationError."""
         value = super().to_internal_value(data)
-        found = named(Policy.objects.all(), [value])
+        request = self.context["request"]
+        found = named(Policy.objects.visible_to(request.user), [value])
         if not found:
             raise serializers.ValidationError(f"There is no policy {value!r}.")
         return found[value]

@@ -3,12 +3,13 @@
 import uuid
 from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import Q
 
-from rollouts.querysets import InferenceServerQuerySet
+from rollouts.querysets import InferenceServerQuerySet, PolicyQuerySet
 from rollouts.states import ServerState
 from sandboxes.models import validate_name
 
@@ -29,6 +30,14 @@ class Policy(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=99, unique=True, validators=[validate_name])
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="policies",
+        help_text="Whose it is; empty: every trainer may use and change it.",
+    )
     model = models.CharField(max_length=200, help_text="The model's name at its servers.")
     tokenizer = models.CharField(
         max_length=500, help_text="Folder of the tokenizer and its chat template, on every node."
@@ -40,6 +49,8 @@ class Policy(models.Model):
         default=0, help_text="Raised by the trainer at each weight update."
     )
     created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = PolicyQuerySet.as_manager()
 
     class Meta:
         ordering = ["name"]

@@ -15,11 +15,16 @@ class Scope(models.TextChoices):
 
 
 class TrainerToken(AbstractAuthToken):
-    """A token of one user; without experiments it reaches all that its user owns."""
+    """A token of one user; unless it is bound, it reaches all that its user owns."""
 
     name = models.CharField(max_length=99)
     scopes = ArrayField(models.CharField(max_length=16, choices=Scope.choices), default=list)
     experiments = models.ManyToManyField("rollouts.Experiment", blank=True, related_name="tokens")
+    is_bound = models.BooleanField(
+        default=False,
+        editable=False,
+        help_text="Made for some experiments only; when they are deleted, it reaches nothing.",
+    )
     revoked_at = models.DateTimeField(null=True, blank=True)
     used_at = models.DateTimeField(null=True, blank=True, editable=False)
 

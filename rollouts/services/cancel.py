@@ -2,11 +2,12 @@
 
 from uuid import UUID
 
-from django.db import transaction
+from django.db import models, transaction
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from rollouts.exceptions import NotThere, StateConflict
-from rollouts.models import Attempt, Experiment, Group, Rollout
+from rollouts.models import Attempt, Experiment, Group, JournalEntry, Rollout
 from rollouts.services.end import end_rollout
 from rollouts.states import AttemptState, ExperimentState, GroupState, Outcome, RolloutState
 
@@ -69,11 +70,41 @@ def cancel_many(*, ids: list[UUID]) -> int:
 
 
 def stop_experiment(*, experiment_id: UUID) -> int:
-    """Stop an experiment and cancel all that is unfinished; return how many were cancelled."""
+    """Stop an experiment and cancel all that is unfinished; return how many were cancelled.
+
+    What waits in the queue ends in a few statements, however much it is; what is in a stage is
+    bounded by the slots and cancelled one by one.
+    """
     Experiment.objects.filter(pk=experiment_id).update(state=ExperimentState.STOPPED)
+    Group.objects.filter(experiment_id=experiment_id, state=GroupState.OPEN).update(
+        state=GroupState.CANCELLED
+    )
+    count = _end_queued(experiment_id=experiment_id)
+    in_stage = Rollout.objects.unfinished().filter(experiment_id=experiment_id)
+    return count + cancel_many(ids=list(in_stage.values_list("pk", flat=True)))
+
+
+def _end_queued(*, experiment_id: UUID) -> int:
+    """End every queued rollout of an experiment as cancelled, and count them in their groups."""
+    now = timezone.now()
     with transaction.atomic():
-        Group.objects.filter(experiment_id=experiment_id, state=GroupState.OPEN).update(
-            state=GroupState.CANCELLED
+        queued = Rollout.objects.filter(experiment_id=experiment_id, state=RolloutState.QUEUED)
+        locked = queued.select_for_update().order_by("pk")
+        ids = list(locked.values_list("pk", flat=True))
+        per_group = dict(
+            Rollout.objects.filter(pk__in=ids)
+            .order_by()
+            .values_list("group_id")
+            .annotate(count=models.Count("pk"))
         )
-    ids = Rollout.objects.unfinished().filter(experiment_id=experiment_id)
-    return cancel_many(ids=list(ids.values_list("pk", flat=True)))
+        Rollout.objects.filter(pk__in=ids).update(
+            state=RolloutState.DONE,
+            outcome=Outcome.CANCELLED,
+            done_at=now,
+            cancel_requested_at=Coalesce(models.F("cancel_requested_at"), now),
+        )
+        JournalEntry.objects.filter(rollout_id__in=ids).delete()
+        for count in sorted(set(per_group.values())):
+            groups = [pk for pk, found in per_group.items() if found == count]
+            Group.objects.filter(pk__in=groups).update(done_count=models.F("done_count") + count)
+    return len(ids)

@@ -14,6 +14,7 @@ from rollouts.models import Attempt, Rollout, Worker
 from rollouts.services.attempts import lock_rollout
 from rollouts.services.batches import expire_batches
 from rollouts.services.cancel import end_if_unclaimed
+from rollouts.services.idempotency import forget_old_calls
 from rollouts.services.messages import publish_attempt, publish_sweep
 from rollouts.services.retry import after_fault
 from rollouts.states import AttemptState, RolloutState, Stage
@@ -35,6 +36,7 @@ class Reaped:
     cancelled: int
     leftovers: int
     batches: int
+    forgotten_calls: int
 
 
 def reap() -> Reaped:
@@ -47,6 +49,7 @@ def reap() -> Reaped:
         cancelled=_finish_cancels(),
         leftovers=_sweep_leftovers(),
         batches=expire_batches(now=now),
+        forgotten_calls=forget_old_calls(now=now),
     )
 
 

@@ -1,5 +1,6 @@
 """Inference servers: register, drain, clear, health."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from uuid import UUID
 
@@ -78,11 +79,9 @@ def remove_server(*, server_id: UUID) -> None:
         raise NotThere("There is no such inference server.")
 
 
-def clear_servers(*, policy: Policy | None = None) -> int:
-    """Remove all servers, of one policy or of every one; return how many."""
-    servers = InferenceServer.objects.registered()
-    if policy is not None:
-        servers = servers.filter(policy=policy)
+def clear_servers(*, policies: Iterable[Policy]) -> int:
+    """Remove all servers of some policies; return how many."""
+    servers = InferenceServer.objects.registered().filter(policy__in=policies)
     return servers.update(state=ServerState.REMOVED)
 
 

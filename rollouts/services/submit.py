@@ -6,14 +6,15 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.utils import timezone
+from django.db.models import F
 
 from rollouts.exceptions import InvalidValue, StateConflict, UnknownReference
 from rollouts.models import Experiment, Group, Policy, Rollout, Task, TaskSet
 from rollouts.models.experiment import MAX_SAMPLES
 from rollouts.options import Budgets, Sampling
 from rollouts.services.messages import publish_dispatch
-from rollouts.states import ExperimentState
+from rollouts.services.rollout_rows import insert_rollouts
+from rollouts.states import ExperimentState, RolloutState
 
 MAX_GROUPS_PER_CALL = 5000
 MAX_ROLLOUTS_PER_CALL = 100_000
@@ -77,6 +78,9 @@ def update_experiment(*, experiment_id: UUID, **changes: Any) -> Experiment:
             changes["budgets"] = Budgets.parse(
                 {**experiment.budgets, **changes["budgets"]}
             ).as_dict()
+        if "priority" in changes:
+            waiting = Rollout.objects.filter(experiment=experiment, state=RolloutState.QUEUED)
+            waiting.update(priority=F("priority") + (changes["priority"] - experiment.priority))
         for name, value in changes.items():
             setattr(experiment, name, value)
         if changes:
@@ -136,29 +140,7 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
             ],
             batch_size=1000,
         )
-        sequences = dict(
-            Group.objects.filter(pk__in=[group.pk for group in groups]).values_list(
-                "pk", "sequence"
-            )
-        )
-        now = timezone.now()
-        Rollout.objects.bulk_create(
-            [
-                Rollout(
-                    group=group,
-                    experiment=experiment,
-                    environment_id=group.environment_id,
-                    needs_sandbox=task.environment.image_id is not None,
-                    sample=sample,
-                    priority=experiment.priority + group.priority,
-                    sequence=sequences[group.pk],
-                    queued_at=now,
-                )
-                for group, task in zip(groups, tasks, strict=True)
-                for sample in range(group.size)
-            ],
-            batch_size=1000,
-        )
+        insert_rollouts(experiment=experiment, groups=groups)
         publish_dispatch()
     return groups
 

@@ -26,7 +26,11 @@ def create_token(
         raise InvalidValue(f"Scopes must be some of: {', '.join(Scope.values)}.")
     with transaction.atomic():
         token, text = TrainerToken.objects.create(
-            user=user, expiry=lifetime, name=name, scopes=list(scopes)
+            user=user,
+            expiry=lifetime,
+            name=name,
+            scopes=list(scopes),
+            is_bound=bool(experiments),
         )
         token.experiments.set(experiments)
     return token, text

@@ -138,3 +138,23 @@ def test_clear_of_an_unknown_policy_clears_nothing(trainer: Caller) -> None:
 
     assert_problem(response, 400, "request.invalid")
     assert InferenceServer.objects.registered().count() == 1
+
+
+def test_another_trainers_policy_and_servers_are_not_there(
+    trainer: Caller, stranger: Caller
+) -> None:
+    created = trainer.call(
+        "POST", "policies/", {"name": "owned", "model": "m", "tokenizer": "/t"}
+    ).json()
+    server = {"policy": "owned", "url": "http://127.0.0.1:9"}
+    trainer.call("POST", "inference-servers/", server)
+
+    assert stranger.call("GET", f"policies/{created['id']}/").status_code == 404
+    assert stranger.call("PATCH", f"policies/{created['id']}/", {"version": 9}).status_code == 404
+    assert stranger.call("POST", "inference-servers/", server).status_code == 400
+    assert stranger.call("POST", "inference-servers/clear/").json() == {"removed": 0}
+    assert stranger.call("GET", "inference-servers/").json()["results"] == []
+
+    assert trainer.call("GET", f"policies/{created['id']}/").json()["version"] == 0
+    (left,) = trainer.call("GET", "inference-servers/").json()["results"]
+    assert left["state"] == "active"

@@ -54,9 +54,9 @@ class ExperimentViewSet(
     def create(self, request: Request) -> Response:
         """Create an experiment."""
         token: Any = request.auth
-        if token is not None and token.experiments.exists():
+        if token is not None and token.is_bound:
             raise BoundToken("This token is bound to experiments; it cannot create others.")
-        given = ExperimentInput(data=request.data)
+        given = ExperimentInput(data=request.data, context={"request": request})
         given.is_valid(raise_exception=True)
         experiment = create_experiment(owner=request.user, **given.validated_data)
         return Response(ExperimentOutput(experiment).data, status=status.HTTP_201_CREATED)

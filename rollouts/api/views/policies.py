@@ -10,6 +10,7 @@ from rest_framework.response import Response
 
 from rollouts.api.filters import ServerFilter
 from rollouts.api.idempotent import idempotent
+from rollouts.api.scoping import VisibleMixin
 from rollouts.api.serializers.policies import (
     ClearedOutput,
     ClearInput,
@@ -24,6 +25,7 @@ from rollouts.services.servers import clear_servers, register_server, remove_ser
 
 
 class PolicyViewSet(
+    VisibleMixin,
     mixins.ListModelMixin,
     mixins.RetrieveModelMixin,
     viewsets.GenericViewSet[Policy],
@@ -41,7 +43,7 @@ class PolicyViewSet(
         """Create a policy."""
         given = PolicyInput(data=request.data)
         given.is_valid(raise_exception=True)
-        policy = create_policy(**given.validated_data)
+        policy = create_policy(owner=request.user, **given.validated_data)
         return Response(PolicyOutput(policy).data, status=status.HTTP_201_CREATED)
 
     @extend_schema(request=PolicyInput, responses=PolicyOutput)
@@ -55,6 +57,7 @@ class PolicyViewSet(
 
 
 class ServerViewSet(
+    VisibleMixin,
     mixins.ListModelMixin,
     mixins.RetrieveModelMixin,
     viewsets.GenericViewSet[InferenceServer],
@@ -71,7 +74,7 @@ class ServerViewSet(
     @idempotent()
     def create(self, request: Request) -> Response:
         """Register an inference server; one that is there already is set active again."""
-        given = ServerInput(data=request.data)
+        given = ServerInput(data=request.data, context={"request": request})
         given.is_valid(raise_exception=True)
         server = register_server(**given.validated_data)
         return Response(ServerOutput(server).data, status=status.HTTP_201_CREATED)
@@ -84,8 +87,10 @@ class ServerViewSet(
     @extend_schema(request=ClearInput, responses=ClearedOutput)
     @action(detail=False, methods=["post"])
     def clear(self, request: Request) -> Response:
-        """Remove all servers of a policy, or of every policy."""
-        given = ClearInput(data=request.data)
+        """Remove all servers of a policy, or of every policy of the caller's."""
+        given = ClearInput(data=request.data, context={"request": request})
         given.is_valid(raise_exception=True)
-        removed = clear_servers(policy=given.validated_data.get("policy"))
+        named = given.validated_data.get("policy")
+        policies = Policy.objects.visible_to(request.user) if named is None else [named]
+        removed = clear_servers(policies=policies)
         return Response(ClearedOutput({"removed": removed}).data)
