@@ -33,12 +33,13 @@ def insert_rollouts(*, experiment: Experiment, groups: Sequence[Group]) -> int:
         "now": timezone.now(),
     }
     for field in Rollout._meta.concrete_fields:
-        columns.append(f'"{field.column}"')
-        if field.column in _PER_ROW:
-            values.append(_PER_ROW[field.column])
+        column = str(field.column)
+        columns.append(f'"{column}"')
+        if column in _PER_ROW:
+            values.append(_PER_ROW[column])
             continue
-        parameters[field.column] = field.get_db_prep_save(field.get_default(), connection)
-        values.append(f"%({field.column})s")
+        parameters[column] = field.get_db_prep_save(field.get_default(), connection)
+        values.append(f"%({column})s")
     # Only names of columns and the expressions above are put into the text.
     statement = f"""
         INSERT INTO rollouts_rollout ({", ".join(columns)})

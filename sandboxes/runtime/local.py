@@ -1,18 +1,20 @@
 """Plain processes in a private folder: no isolation, for tests and debugging only.
 
 Paths given to this runtime lie below the sandbox's folder, which commands find in
-`PRORL_LOCAL_ROOT`. What a command itself does with an absolute path happens on the host, so this is
-never offered to an untrusted policy. The image is not used. A layer is a copied folder.
+`PRORL_LOCAL_ROOT`. Where the host allows user namespaces, commands see the folder's /app, /tests
+and the like under these names (see `view`); everything else that they touch is the host's, so this
+is never offered to an untrusted policy. The image is not used. A layer is a copied folder.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandboxes.runtime import anchor, files
+from sandboxes.runtime import anchor, files, view
 from sandboxes.runtime.account import Account
 from sandboxes.runtime.argv import SANDBOX_ENV, Words, bash_argv, program_argv
 from sandboxes.runtime.exceptions import EnterFailed, SandboxGone, StartFailed
@@ -33,6 +35,8 @@ from sandboxes.runtime.spawner import Spawner
 from sandboxes.runtime.terminal import Terminal
 
 _JOB_SECONDS = 120.0
+_END_SECONDS = 2.0
+_KILLED = 128 + 9
 
 
 class LocalRuntime:
@@ -43,10 +47,25 @@ class LocalRuntime:
         self._prefix = prefix
         make_root(self._layout.root, account)
         self._spawner = Spawner(root=self._layout.root, account=account)
+        self._unshare: str | None = None
 
     def prepare(self) -> None:
         """Start the spawner: call it before the worker starts threads."""
         self._spawner.start()
+        unshare = view.find_unshare()
+        if unshare is None:
+            return
+        probe, _entered = run_program(
+            self._spawner,
+            program_argv(view.probe_argv(unshare), cwd="/"),
+            env=SANDBOX_ENV,
+            stdin=b"",
+            timeout_seconds=30,
+            output_bytes=4096,
+            cancelled=None,
+        )
+        if probe.exit_code == 0:
+            self._unshare = unshare
 
     def start(
         self, spec: SandboxSpec, *, timeout_seconds: float, cancelled: Cancelled | None = None
@@ -79,9 +98,10 @@ class LocalRuntime:
     ) -> ExecResult:
         """Run a program on the host; see `Runtime.exec`."""
         record = self._record(handle)
+        command = program_argv(argv, cwd=self._place(handle.name, cwd, record))
         result, entered = run_program(
             self._spawner,
-            program_argv(argv, cwd=self._inside(handle.name, cwd or record["workdir"])),
+            self._seen(handle.name, command),
             env=self._env(record, env),
             stdin=stdin,
             timeout_seconds=timeout_seconds,
@@ -89,6 +109,7 @@ class LocalRuntime:
             cancelled=cancelled,
         )
         if not entered and not (result.timed_out or result.cancelled):
+            self._wait_for_the_end(handle, result.exit_code)
             raise EnterFailed(result.stderr.decode("utf-8", "replace")[-1000:])
         return result
 
@@ -102,9 +123,12 @@ class LocalRuntime:
         """Open a bash on the host; see `Runtime.open_shell`."""
         record = self._record(handle)
         open_terminal = functools.partial(
-            Terminal, self._spawner, bash_argv(), env=self._env(record, env)
+            Terminal,
+            self._spawner,
+            self._seen(handle.name, bash_argv()),
+            env=self._env(record, env),
         )
-        start = self._inside(handle.name, cwd or record["workdir"])
+        start = self._place(handle.name, cwd, record)
         return BashSession(open_terminal, functools.partial(self.alive, handle), start)
 
     def read_file(self, handle: SandboxHandle, path: str, *, max_bytes: int) -> bytes:
@@ -168,6 +192,25 @@ class LocalRuntime:
     def _inside(self, name: str, path: str) -> str:
         folder = str(anchor.folder_of(self._layout, name))
         return path if path.startswith(folder) else folder + path
+
+    def _wait_for_the_end(self, handle: SandboxHandle, exit_code: int | None) -> None:
+        """Raise SandboxGone when a program was killed on its way in because the sandbox ends."""
+        deadline = time.monotonic() + (_END_SECONDS if exit_code == _KILLED else 0.0)
+        while self.alive(handle) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._record(handle)
+
+    def _place(self, name: str, cwd: str | None, record: dict[str, Any]) -> str:
+        """Return the directory that a command starts in, by the name under which it is seen."""
+        wanted = str(cwd or record["workdir"])
+        return wanted if self._unshare else self._inside(name, wanted)
+
+    def _seen(self, name: str, argv: Words) -> Words:
+        if self._unshare is None:
+            return argv
+        folder = self._inside(name, "")
+        place = str(self._layout.instance(name) / "view")
+        return view.view_argv(self._unshare, folder, place, argv)
 
     def _marker(self, name: str) -> str:
         return str(self._layout.instance(name))

@@ -1,6 +1,7 @@
 """Every example task through the whole line: its own solution scores 1, doing nothing less."""
 
 import base64
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +65,28 @@ def test_solutions_score_one_and_doing_nothing_scores_less(
     assert [r["task_ref"] for r in untouched if not r["reward"] < 1] == []
     assert {r["tool_calls"] for r in solved} == {1}
     assert {r["tool_calls"] for r in untouched} == {0}
+
+
+def test_arithmetic_right_answers_score_one_and_others_nothing(line: Line) -> None:
+    path = ROOT / "examples" / "arithmetic" / "tasks.jsonl"
+    tasks = [json.loads(text) for text in path.read_text().splitlines()]
+    line.stack.manage(
+        *("import_tasks", "jsonl", str(path), "--set", "sums", "--environment", "arithmetic")
+    )
+    experiment = line.experiment("sums")
+    refs = [task["ref"] for task in tasks]
+
+    line.server.play(
+        *[{"marker": task["instruction"], "turns": [f"That is {task['answer']}"]} for task in tasks]
+    )
+    right = line.wait_done(line.submit(experiment, refs))
+    line.server.play(
+        *[{"marker": task["instruction"], "turns": ["I do not know."]} for task in tasks]
+    )
+    wrong = line.wait_done(line.submit(experiment, refs))
+
+    assert {r["task_ref"]: (r["outcome"], r["reward"]) for r in right} == dict.fromkeys(
+        refs, ("scored", 1.0)
+    )
+    assert {(r["outcome"], r["reward"]) for r in wrong} == {("scored", 0.0)}
+    assert {r["node"] for r in right} == {None}
