@@ -9,6 +9,7 @@ from celery.signals import celeryd_after_setup, celeryd_init, setup_logging
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings.base")
 
 app = Celery("prorl_site")
+app.set_default()  # else only the thread that imports this has it as its current one
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["rollouts"])
 

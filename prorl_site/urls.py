@@ -10,6 +10,7 @@ from prorl_site.api.health import healthz, readyz
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),
+    path("favicon.ico", RedirectView.as_view(url="/static/sandboxes/icon.svg")),
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
     path("api/v1/", include("prorl_site.api.urls")),

@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from rollouts.exceptions import InvalidValue
 
+EVAL_OVERHEAD_SECONDS = 60.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
@@ -34,6 +36,22 @@ class _Options:
                 raise InvalidValue(f"{name} must be a whole number, not {value}.")
             clean[name] = int(value) if whole else float(value)
         return cls(**clean)
+
+    @classmethod
+    def stored(cls, values: Any) -> Self:
+        """Return stored options as far as this release knows them; never raises.
+
+        Another release may have written keys or values that this one does not accept; a row must
+        not stop the dispatcher for that.
+        """
+        known: dict[str, Any] = {}
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            try:
+                cls.parse({name: value})
+            except InvalidValue:
+                continue
+            known[name] = value
+        return cls.parse(known)
 
     @classmethod
     def bounds(cls) -> dict[str, tuple[float, float, bool]]:
@@ -97,5 +115,6 @@ class Budgets(_Options):
         return {
             "init": self.init_seconds,
             "run": self.run_seconds + self.inference_wait_seconds,
-            "eval": self.eval_seconds,
+            # Grading may run twice: on what the agent left, and on the untouched sandbox.
+            "eval": 2 * self.eval_seconds + EVAL_OVERHEAD_SECONDS,
         }[stage]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from rollouts.states import (
     AttemptState,
@@ -90,13 +91,13 @@ class AttemptQuerySet(models.QuerySet["Attempt"]):
 class WorkerQuerySet(models.QuerySet["Worker"]):
     """Adjectives of worker processes."""
 
-    def live(self, now: datetime) -> "WorkerQuerySet":
-        """Keep processes whose lease holds."""
-        return self.filter(ended_at__isnull=True, lease_expires_at__gt=now)
+    def live(self) -> "WorkerQuerySet":
+        """Keep processes whose lease holds, by the database's clock: nodes' clocks differ."""
+        return self.filter(ended_at__isnull=True, lease_expires_at__gt=Now())
 
-    def lapsed(self, now: datetime) -> "WorkerQuerySet":
+    def lapsed(self) -> "WorkerQuerySet":
         """Keep processes that stopped renewing and were not yet buried."""
-        return self.filter(ended_at__isnull=True, lease_expires_at__lte=now)
+        return self.filter(ended_at__isnull=True, lease_expires_at__lte=Now())
 
 
 class BatchQuerySet(models.QuerySet["Batch"]):

@@ -6,60 +6,60 @@ from django.db import models
 class RolloutState(models.TextChoices):
     """Where a rollout stands on the assembly line."""
 
-    QUEUED = "queued"
-    INIT = "init"
-    RUN = "run"
-    EVAL = "eval"
-    DONE = "done"
+    QUEUED = "queued", "queued"
+    INIT = "init", "init"
+    RUN = "run", "run"
+    EVAL = "eval", "eval"
+    DONE = "done", "done"
 
 
 class Outcome(models.TextChoices):
     """How a finished rollout ended; null until it is done."""
 
-    SCORED = "scored"
-    INFRA_FAILED = "infra_failed"
-    TIMED_OUT = "timed_out"
-    CANCELLED = "cancelled"
+    SCORED = "scored", "scored"
+    INFRA_FAILED = "infra_failed", "infra_failed"
+    TIMED_OUT = "timed_out", "timed_out"
+    CANCELLED = "cancelled", "cancelled"
 
 
 class StopReason(models.TextChoices):
     """Why the agent stopped."""
 
-    FINISHED = "finished"
-    MAX_TURNS = "max_turns"
-    MAX_TOKENS = "max_tokens"
-    CONTEXT_FULL = "context_full"
-    AGENT_TIMEOUT = "agent_timeout"
-    MALFORMED_ACTION = "malformed_action"
-    REPETITION = "repetition"
+    FINISHED = "finished", "finished"
+    MAX_TURNS = "max_turns", "max_turns"
+    MAX_TOKENS = "max_tokens", "max_tokens"
+    CONTEXT_FULL = "context_full", "context_full"
+    AGENT_TIMEOUT = "agent_timeout", "agent_timeout"
+    MALFORMED_ACTION = "malformed_action", "malformed_action"
+    REPETITION = "repetition", "repetition"
 
 
 class Event(models.TextChoices):
     """What can happen to a rollout."""
 
-    DISPATCH = "dispatch"
-    FINISH_STAGE = "finish_stage"
-    RESTART = "restart"
-    END = "end"
+    DISPATCH = "dispatch", "dispatch"
+    FINISH_STAGE = "finish_stage", "finish_stage"
+    RESTART = "restart", "restart"
+    END = "end", "end"
 
 
 class Stage(models.TextChoices):
     """A stage of the assembly line."""
 
-    INIT = "init"
-    RUN = "run"
-    EVAL = "eval"
+    INIT = "init", "init"
+    RUN = "run", "run"
+    EVAL = "eval", "eval"
 
 
 class AttemptState(models.TextChoices):
     """Life of one try at one stage."""
 
-    QUEUED = "queued"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    LOST = "lost"
-    CANCELLED = "cancelled"
+    QUEUED = "queued", "queued"
+    RUNNING = "running", "running"
+    FINISHED = "finished", "finished"
+    FAILED = "failed", "failed"
+    LOST = "lost", "lost"
+    CANCELLED = "cancelled", "cancelled"
 
 
 ACTIVE_ATTEMPT = (AttemptState.QUEUED, AttemptState.RUNNING)
@@ -93,33 +93,33 @@ def sources(event: str) -> list[str]:
 class GroupState(models.TextChoices):
     """Life of a group on its way to a trainer."""
 
-    OPEN = "open"
-    READY = "ready"
-    LEASED = "leased"
-    CONSUMED = "consumed"
-    CANCELLED = "cancelled"
+    OPEN = "open", "open"
+    READY = "ready", "ready"
+    LEASED = "leased", "leased"
+    CONSUMED = "consumed", "consumed"
+    CANCELLED = "cancelled", "cancelled"
 
 
 class BatchState(models.TextChoices):
     """Life of a batch in a trainer's hands."""
 
-    LEASED = "leased"
-    ACKNOWLEDGED = "acknowledged"
-    RETURNED = "returned"
-    EXPIRED = "expired"
+    LEASED = "leased", "leased"
+    ACKNOWLEDGED = "acknowledged", "acknowledged"
+    RETURNED = "returned", "returned"
+    EXPIRED = "expired", "expired"
 
 
 class ExperimentState(models.TextChoices):
     """Whether an experiment's rollouts are started."""
 
-    ACTIVE = "active"
-    PAUSED = "paused"
-    STOPPED = "stopped"
+    ACTIVE = "active", "active"
+    PAUSED = "paused", "paused"
+    STOPPED = "stopped", "stopped"
 
 
 class ServerState(models.TextChoices):
     """Whether an inference server receives work."""
 
-    ACTIVE = "active"
-    DRAINING = "draining"
-    REMOVED = "removed"
+    ACTIVE = "active", "active"
+    DRAINING = "draining", "draining"
+    REMOVED = "removed", "removed"

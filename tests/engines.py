@@ -4,6 +4,7 @@ Loaded with `-p tests.engines`, so that they run before Django's settings are re
 """
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,3 +53,4 @@ def _stop_engines() -> Iterator[None]:
 
         connections.close_all()
         _ENGINES.stop()
+        shutil.rmtree(_ENGINES.var_dir, ignore_errors=True)

@@ -83,6 +83,12 @@ DATABASES: dict[str, dict[str, Any]] = {
         "PORT": str(_database.pop("port", "") or ""),
         "CONN_MAX_AGE": 0,
         "OPTIONS": {
+            # A host that vanished is told within seconds, well inside a lease; DATABASE_URL wins.
+            "connect_timeout": 5,
+            "tcp_user_timeout": 10_000,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 2,
             **_database,
             "application_name": "prorl",
             "pool": {"min_size": 1, "max_size": DATABASE_POOL_SIZE, "timeout": 30},
@@ -98,7 +104,13 @@ BROKER_URL = ENV.text("BROKER_URL")
 CELERY_BROKER_URL = BROKER_URL
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
-CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600, "socket_keepalive": True}
+# The sockets' patience is above the second that a consumer's BRPOP takes on an idle queue.
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "visibility_timeout": 3600,
+    "socket_keepalive": True,
+    "socket_timeout": 5,
+    "socket_connect_timeout": 5,
+}
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_IGNORE_RESULT = True
@@ -127,17 +139,25 @@ STAGE_GRACE_SECONDS = ENV.seconds("PRORL_STAGE_GRACE_SECONDS", 60, minimum=1)
 CELERY_TASK_TIME_LIMIT = ENV.integer("PRORL_HARD_LIMIT_SECONDS", 3900, minimum=1)
 
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
+
+
+def _every(seconds: float, task: str) -> dict[str, Any]:
+    """Return a beat entry; the next message replaces one that nobody took for a period."""
+    # Never under 5 s: the clocks of beat and of the workers may differ a little.
+    return {
+        "task": f"rollouts.tasks.{task}",
+        "schedule": seconds,
+        "options": {"expires": max(seconds, 5.0)},
+    }
+
+
 CELERY_BEAT_SCHEDULE = {
-    "dispatch": {"task": "rollouts.tasks.control_dispatch", "schedule": DISPATCH_SECONDS},
-    "reap": {"task": "rollouts.tasks.control_reap", "schedule": REAPER_SECONDS},
-    "sweep": {
-        "task": "rollouts.tasks.control_sweep",
-        "schedule": ENV.seconds("PRORL_SWEEP_SECONDS", 60, minimum=1),
-    },
-    "check-servers": {
-        "task": "rollouts.tasks.control_check_servers",
-        "schedule": ENV.seconds("PRORL_SERVER_CHECK_SECONDS", 15, minimum=1),
-    },
+    "dispatch": _every(DISPATCH_SECONDS, "control_dispatch"),
+    "reap": _every(REAPER_SECONDS, "control_reap"),
+    "sweep": _every(ENV.seconds("PRORL_SWEEP_SECONDS", 60, minimum=1), "control_sweep"),
+    "check-servers": _every(
+        ENV.seconds("PRORL_SERVER_CHECK_SECONDS", 15, minimum=1), "control_check_servers"
+    ),
 }
 
 # 6. Node and sandboxes --------------------------------------------------------------------------

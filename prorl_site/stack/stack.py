@@ -50,15 +50,11 @@ class Stack:
         (self.var_dir / "static").mkdir(parents=True, exist_ok=True)
         self._take_lock()
         self._end_leftovers()
-        if self.engines is None:
-            self.engines = Engines(self.var_dir)
-            self.engines.start()
         self.port = self.port or free_port()
         write_env_file(
             self.var_dir / "stack.env",
             {
-                "DATABASE_URL": self.engines.database_url(self.database),
-                "BROKER_URL": self.engines.broker_url,
+                **self._engine_addresses(),
                 "PRORL_HOST": self.host,
                 "PRORL_PORT": str(self.port),
                 **self.settings,
@@ -67,6 +63,24 @@ class Stack:
         self.processes = Processes(self.var_dir, stack_environment(self.var_dir))
         self._remember()
         self.manage("migrate", "--verbosity", "0")
+
+    def _engine_addresses(self) -> dict[str, str]:
+        """Return the servers that the environment names, or those of the embedded engines."""
+        named = {name: os.environ.get(name, "") for name in ("DATABASE_URL", "BROKER_URL")}
+        if self.engines is None and all(named.values()):
+            return named
+        if self.engines is None and any(named.values()):
+            raise StackError(
+                "set both DATABASE_URL and BROKER_URL to use servers of your own, or neither "
+                "to use the embedded ones"
+            )
+        if self.engines is None:
+            self.engines = Engines(self.var_dir)
+            self.engines.start()
+        return {
+            "DATABASE_URL": self.engines.database_url(self.database),
+            "BROKER_URL": self.engines.broker_url,
+        }
 
     def manage(self, *arguments: str, timeout_seconds: float = 300.0) -> str:
         """Run a `manage.py` command and return what it printed. Raises StackError."""
@@ -127,9 +141,10 @@ class Stack:
         """End every process, sandbox and engine of this stack; idempotent, in this order."""
         if self.processes is not None:
             self.processes.stop()
-        if self.engines is not None:
             with suppress(StackError, subprocess.TimeoutExpired):
                 self.manage("sweep_sandboxes", "--all", timeout_seconds=60)
+            self.processes = None
+        if self.engines is not None:
             self.engines.stop()
             self.engines = None
         if self._lock is None:

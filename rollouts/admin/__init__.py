@@ -13,6 +13,7 @@ from rollouts.admin import (
     trajectories,
     workers,
 )
+from sandboxes.admin.sandboxes import SandboxAdmin
 
 __all__ = [
     "batches",
@@ -26,6 +27,8 @@ __all__ = [
     "workers",
 ]
 
+SandboxAdmin.owner_page = "admin:rollouts_rollout_change"
+admin.site.site_url = None  # the address without a path leads here
 admin.site.site_header = "Rollout service"
 admin.site.site_title = "Rollout service"
 admin.site.index_title = "Operation"

@@ -43,6 +43,17 @@ class BatchAdmin(ReadOnlyAdmin):
     list_filter = ["state"]
     search_fields = ["id"]
     search_ids = ("id", "experiment")
+    fields = [
+        "id",
+        "experiment",
+        "owner",
+        "state",
+        "group_count",
+        "policy_version",
+        "lease_expires_at",
+        "created_at",
+        "closed_at",
+    ]
     inlines = [GroupInline]
     actions = ["give_back"]
 
@@ -68,3 +79,4 @@ class IdempotencyRecordAdmin(ReadOnlyAdmin):
     search_fields = ["key"]
     search_ids = ()
     search_prefixes = ("key",)
+    fields = ["id", "owner", "key", "route", "fingerprint", "status", "body", "created_at"]

@@ -1,10 +1,11 @@
 """Turn a stored trajectory into plain text that can be shown: what is in it is hostile."""
 
 import json
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from sandboxes.admin.shown import cut, plain
 
 MAX_TURNS = 200
 MAX_CHARACTERS = 10_000
@@ -51,31 +52,26 @@ def read_segments(segments: Any) -> list[SegmentCounts]:
     ]
 
 
-def plain(text: str) -> str:
-    """Return text in which control and direction characters are written out as `\\x1b`.
-
-    Line feeds and tabs stay. Terminal escapes, right-to-left overrides and zero-width characters
-    could otherwise make a page say what the agent did not.
-    """
-    return "\n".join(
-        line if line.isprintable() else "".join(map(_shown, line)) for line in text.split("\n")
-    )
-
-
-def _shown(letter: str) -> str:
-    """Return a letter, or its escape: printable is what is neither Other nor a line separator."""
-    if letter.isprintable() or letter == "\t" or unicodedata.category(letter) == "Zs":
-        return letter
-    return letter.encode("unicode_escape").decode()
-
-
 def _turn(row: Any) -> Turn:
     if not isinstance(row, Mapping):
         return Turn("?", _cut(json.dumps(row)))
+    calls = row.get("tool_calls") or []
     text = _content(row.get("content"))
-    for call in row.get("tool_calls") or []:
-        text += f"\n[calls] {json.dumps(call)}"
+    text += "".join(f"\n[calls] {_call(call)}" for call in calls)
+    if not calls and "content" not in row:
+        text = json.dumps(row, ensure_ascii=False)
     return Turn(plain(str(row.get("role", "?")))[:40], _cut(text.strip("\n")))
+
+
+def _call(call: Any) -> str:
+    """Return a tool's name and its arguments; a call of another form as JSON."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not {"name", "arguments"} <= set(function):
+        return json.dumps(call, ensure_ascii=False)
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f"{function['name']} {arguments}"
 
 
 def _content(content: Any) -> str:
@@ -93,6 +89,4 @@ def _content(content: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    shown = plain(text[:MAX_CHARACTERS])
-    left = len(text) - MAX_CHARACTERS
-    return f"{shown}\n[{left} more characters]" if left > 0 else shown
+    return cut(text, MAX_CHARACTERS)

@@ -4,9 +4,11 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.options import IS_POPUP_VAR
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.utils.html import format_html
 
 from evaluators.registry import EVALUATORS
@@ -75,7 +77,7 @@ class EnvironmentAdmin(BaseAdmin):
         ("Evaluator", {"fields": ["evaluator", "evaluator_settings"]}),
     ]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+    def fixed_fields(self, obj: Any) -> list[str]:
         """Fix the name of an environment that exists: another name is another environment."""
         return [*self.readonly_fields, *(["name"] if obj else [])]
 
@@ -116,3 +118,23 @@ class EnvironmentAdmin(BaseAdmin):
             self.message_user(
                 request, f"{saved.ref} lets agents reach the host's network.", messages.WARNING
             )
+
+    def response_add(
+        self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        """Go on as asked; what became of the form was said at saving."""
+        return self._next_page(request, obj) or super().response_add(
+            request, obj, post_url_continue
+        )
+
+    def response_change(self, request: HttpRequest, obj: Any) -> HttpResponse:
+        """Go on to the version that was made: editing the old one would undo the new one."""
+        return self._next_page(request, obj) or super().response_change(request, obj)
+
+    def _next_page(self, request: HttpRequest, obj: Any) -> HttpResponse | None:
+        """Return the page that follows saving; None where Django's own answer is needed."""
+        if {IS_POPUP_VAR, "_addanother"} & request.POST.keys():
+            return None
+        if "_continue" in request.POST:
+            return redirect("admin:sandboxes_environment_change", obj.pk)
+        return self.response_post_save_change(request, obj)

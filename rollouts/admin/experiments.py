@@ -7,10 +7,11 @@ from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html_join
 
 from rollouts.admin.actions import act
 from rollouts.exceptions import InvalidValue, StateConflict
-from rollouts.models import Experiment, Group, Rollout
+from rollouts.models import Batch, Experiment, Group, Rollout
 from rollouts.options import Budgets, Sampling
 from rollouts.services.cancel import cancel_group, stop_experiment
 from rollouts.services.submit import create_experiment, set_experiment_state, update_experiment
@@ -59,24 +60,37 @@ class ExperimentAdmin(BaseAdmin):
     """Edit, pause, resume and stop experiments."""
 
     form = ExperimentForm
-    list_display = ["name", "owner", "policy", "state", "priority", "share", "created_at", "shown"]
+    list_display = ["name", "state", "owner", "policy", "shown", "priority", "share", "created_at"]
     list_select_related = ["owner", "policy"]
     list_filter = ["state", "policy", "created_at"]
     search_fields = ["name"]
     search_prefixes = ("name",)
     autocomplete_fields = ["owner", "policy", "task_sets"]
-    readonly_fields = ["state", "progress", "shown", "created_at"]
-    fields = [*SAVED, "task_sets", "state", "progress", "shown", "created_at"]
+    readonly_fields = ["id", "state", "progress", "shown", "created_at"]
+    fieldsets = [
+        (None, {"fields": ["name", "owner", "policy", "task_sets"]}),
+        ("How it stands", {"fields": ["id", "state", "progress", "shown", "created_at"]}),
+        ("Sampling", {"fields": ["group_size", "sampling", "budgets"]}),
+        ("Scheduling", {"fields": ["priority", "share", "max_attempts", "failure_reward"]}),
+    ]
     actions = ["pause", "resume", "stop"]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse once something was submitted: rollouts by the million would go with it."""
+        if obj is None or obj.groups.exists():
+            return False
+        return super().has_delete_permission(request, obj)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Propose the present user as the owner."""
         return {"owner": request.user.pk, **super().get_changeform_initial_data(request)}
 
-    @admin.display(description="rows")
+    @admin.display(description="see")
     def shown(self, experiment: Experiment) -> str:
-        """Return a link to the experiment's rollouts."""
-        return list_link(Rollout, "rollouts", experiment__id__exact=experiment.pk)
+        """Return links to the experiment's rollouts, groups and batches."""
+        kinds = ((Rollout, "rollouts"), (Group, "groups"), (Batch, "batches"))
+        links = (list_link(kind, name, experiment__id__exact=experiment.pk) for kind, name in kinds)
+        return format_html_join(" · ", "{}", ((link,) for link in links))
 
     @admin.display(description="rollouts")
     def progress(self, experiment: Experiment) -> str:
@@ -142,6 +156,21 @@ class GroupAdmin(ReadOnlyAdmin):
     search_fields = ["id"]
     search_ids = ("id", "experiment", "task", "batch")
     ordering = ["-sequence"]
+    fields = [
+        "id",
+        "sequence",
+        "experiment",
+        "task",
+        "environment",
+        "state",
+        "size",
+        "done_count",
+        "priority",
+        "metadata",
+        "batch",
+        "created_at",
+        "ready_at",
+    ]
     inlines = [RolloutInline]
     actions = ["cancel"]
 

@@ -26,13 +26,15 @@ class ServerInline(ReadOnlyInline):
 class PolicyAdmin(BaseAdmin):
     """Edit policies; the trainer raises the version."""
 
-    list_display = ["name", "model", "version", "context_tokens", "created_at"]
+    list_display = ["name", "owner", "model", "version", "context_tokens", "created_at"]
+    list_select_related = ["owner"]
     search_fields = ["name"]
     search_prefixes = ("name",)
-    fields = ["name", "model", "tokenizer", "context_tokens", "version", "created_at"]
+    autocomplete_fields = ["owner"]
+    fields = ["name", "owner", "model", "tokenizer", "context_tokens", "version", "created_at"]
     inlines = [ServerInline]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+    def fixed_fields(self, obj: Any) -> list[str]:
         """Keep the version of a policy that exists: a trainer may raise it meanwhile."""
         return ["created_at", *(["name", "version"] if obj else [])]
 
@@ -78,7 +80,7 @@ class InferenceServerAdmin(BaseAdmin):
     ]
     actions = ["remove"]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+    def fixed_fields(self, obj: Any) -> list[str]:
         """Fix policy and address once registered: tokens are traced to them."""
         fixed = ["healthy", "detail", "checked_at", "created_at"]
         return [*fixed, "policy", "url"] if obj else [*fixed, "state"]

@@ -41,14 +41,14 @@ class RolloutAdmin(ReadOnlyAdmin):
 
     list_display = [
         "id",
-        "experiment",
-        "task",
-        "sample",
         "state",
         "outcome",
         "reward",
-        "turns",
         "failure_code",
+        "task",
+        "sample",
+        "experiment",
+        "turns",
         "created_at",
     ]
     list_select_related = ["experiment", "group__task"]
@@ -63,6 +63,7 @@ class RolloutAdmin(ReadOnlyAdmin):
             None,
             {
                 "fields": [
+                    "id",
                     "state",
                     "outcome",
                     "reward",
@@ -142,21 +143,46 @@ class AttemptAdmin(ReadOnlyAdmin):
 
     list_display = [
         "id",
+        "rollout",
         "stage",
         "number",
         "state",
-        "node",
-        "worker",
         "failure_code",
+        "node",
+        "process",
         "started_at",
         "ended_at",
     ]
-    list_select_related = ["node", "worker"]
+    list_select_related = ["rollout", "node", "worker"]
     list_filter = ["state", "stage"]
     search_fields = ["id"]
     search_ids = ("id", "rollout", "worker")
     ordering = BY_ROLLOUT
-    raw_id_fields = ["rollout", "worker"]
+    fields = [
+        "id",
+        "rollout",
+        "stage",
+        "number",
+        "state",
+        "failure_code",
+        "failure_detail",
+        "node",
+        "process",
+        "budget_seconds",
+        "created_at",
+        "published_at",
+        "publish_count",
+        "started_at",
+        "ended_at",
+        "lease_token",
+    ]
+    readonly_fields = ["process"]
+
+    @admin.display(description="worker", ordering="worker")
+    def process(self, attempt: Attempt) -> str:
+        """Return a link to the worker process; its node stands beside it."""
+        worker = attempt.worker
+        return "-" if worker is None else object_link(worker, f"{worker.stage}:{worker.pid}")
 
 
 @admin.register(JournalEntry)
@@ -168,3 +194,4 @@ class JournalEntryAdmin(ReadOnlyAdmin):
     search_fields = ["rollout"]
     search_ids = ("rollout", "attempt")
     ordering = ["-id"]
+    fields = ["id", "rollout", "attempt", "restarts", "turn", "kind", "body", "created_at"]

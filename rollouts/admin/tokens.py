@@ -1,7 +1,7 @@
 """Admin of trainers' tokens: the text is shown once, on the answer to its making."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
@@ -24,13 +24,21 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
     """Ask what a new token may do, and for how long."""
 
     scopes = forms.MultipleChoiceField(
-        choices=Scope.choices, initial=[Scope.READ, Scope.SUBMIT, Scope.POLICY]
+        choices=Scope.choices,
+        initial=[Scope.READ, Scope.SUBMIT, Scope.POLICY],
+        widget=forms.CheckboxSelectMultiple,
     )
-    days = forms.IntegerField(min_value=1, max_value=MAX_DAYS, initial=90)
+    days = forms.IntegerField(
+        min_value=1, max_value=MAX_DAYS, initial=90, help_text="The token works that long."
+    )
 
     class Meta:
         model = TrainerToken
         fields = ("user", "name", "scopes", "experiments")
+        help_texts: ClassVar[dict[str, str]] = {
+            "name": "Where it will be used.",
+            "experiments": "Empty: the token reaches all that its user owns.",
+        }
 
     def clean(self) -> dict[str, Any]:
         """Refuse experiments that the user could not reach anyway."""
@@ -84,6 +92,13 @@ class TrainerTokenAdmin(BaseAdmin):
             "revoked_at",
         ]
 
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Offer one way to save: the text is on the page that follows, and nowhere else."""
+        one_way = {"show_save_and_add_another": False, "show_save_and_continue": False}
+        return super().add_view(request, form_url, {**one_way, **(extra_context or {})})
+
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse: revoke a token and make another."""
         return False
@@ -108,6 +123,7 @@ class TrainerTokenAdmin(BaseAdmin):
             user=values["user"],
             name=values["name"],
             scopes=values["scopes"],
+            experiments=list(values["experiments"]),
             lifetime=timedelta(days=values["days"]),
         )
         obj.pk, obj.digest, obj.token_key = saved.pk, saved.digest, saved.token_key

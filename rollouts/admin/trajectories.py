@@ -35,6 +35,7 @@ class TrajectoryAdmin(ReadOnlyAdmin):
     search_ids = ("id", "rollout")
     ordering = BY_ROLLOUT
     fields = [
+        "id",
         "rollout_link",
         "segments",
         "prompt_tokens",
@@ -62,7 +63,7 @@ class TrajectoryAdmin(ReadOnlyAdmin):
     @admin.display(description="rollout")
     def rollout_link(self, trajectory: Trajectory) -> str:
         """Return a link to the rollout."""
-        return object_link(trajectory.rollout)
+        return object_link(trajectory.rollout, trajectory.rollout_id)
 
     @admin.display(description="conversation")
     def conversation(self, trajectory: Trajectory) -> str:
@@ -89,3 +90,4 @@ class EvaluationAdmin(ReadOnlyAdmin):
     search_fields = ["id"]
     search_ids = ("id", "rollout")
     ordering = BY_ROLLOUT
+    fields = ["id", "rollout", "evaluator", "reward", "rewards", "details", "log", "created_at"]

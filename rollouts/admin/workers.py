@@ -26,6 +26,18 @@ class WorkerAdmin(ReadOnlyAdmin):
     list_filter = ["stage", "node"]
     search_fields = ["id"]
     search_ids = ("id", "node")
+    fields = [
+        "id",
+        "node",
+        "stage",
+        "pid",
+        "concurrency",
+        "live",
+        "started_at",
+        "lease_expires_at",
+        "ended_at",
+    ]
+    readonly_fields = ["live"]
 
     @admin.display(description="live", boolean=True)
     def live(self, worker: Worker) -> bool:

@@ -44,6 +44,7 @@ class _Call:
     rollout_id: str
     deadline: float
     cancelled: Cancelled
+    generation_seconds: float | None = None
     malformed: int = 0
     last_fault: InferenceFault | None = None
     avoid_until: dict[str, float] = field(default_factory=dict)
@@ -51,6 +52,10 @@ class _Call:
     def remaining(self) -> float:
         """Return the seconds left."""
         return self.deadline - time.monotonic()
+
+    def request_seconds(self) -> float:
+        """Return the seconds that one request may take."""
+        return self.remaining() if self.generation_seconds is None else self.generation_seconds
 
 
 class InferencePool:
@@ -76,16 +81,25 @@ class InferencePool:
         sampling: SamplingParams,
         *,
         budget_seconds: float,
+        generation_seconds: float | None = None,
         cancelled: Cancelled | None = None,
     ) -> Generation:
-        """Sample one turn within `budget_seconds`, waiting for a slot included.
+        """Sample one turn; `budget_seconds` are for waiting for slots and for failed tries.
 
         What another try may mend is tried again, elsewhere first. When the budget ends the
         last fault is raised, or NoServer when no server ever took the request. One request
-        takes at most the pool's `request_seconds`. ContextFull, GenerationCancelled,
-        RequestRejected and UnknownServerKind are raised at once, a third MalformedAnswer too.
+        takes at most the pool's `request_seconds`, and `generation_seconds` where given, else
+        what is left of the budget: sampling a long turn is no waiting.
+
+        ContextFull, GenerationCancelled, RequestRejected and UnknownServerKind are raised at
+        once, a third MalformedAnswer too.
         """
-        call = _Call(rollout_id, time.monotonic() + budget_seconds, cancelled or (lambda: False))
+        call = _Call(
+            rollout_id,
+            time.monotonic() + budget_seconds,
+            cancelled or (lambda: False),
+            generation_seconds,
+        )
         while True:
             assignment = self._wait_for_slot(call, prompt_ids, sampling)
             try:
@@ -150,7 +164,7 @@ class InferencePool:
             assignment.server,
             prompt_ids,
             sampling,
-            timeout_seconds=min(call.remaining(), self._request_seconds),
+            timeout_seconds=min(call.request_seconds(), self._request_seconds),
             cancelled=poll,
         )
 

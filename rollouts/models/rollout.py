@@ -70,6 +70,11 @@ class Rollout(models.Model):
             models.Index(fields=["experiment", "state"], name="rollout_by_state"),
             models.Index(fields=["node"], name="rollout_in_stage", condition=Q(state__in=IN_STAGE)),
             models.Index(fields=["created_at", "id"], name="rollout_created"),
+            models.Index(
+                fields=["cancel_requested_at"],
+                name="rollout_to_cancel",
+                condition=Q(cancel_requested_at__isnull=False) & ~Q(state=RolloutState.DONE),
+            ),
         ]
         constraints = [
             models.UniqueConstraint(fields=["group", "sample"], name="rollout_sample_unique"),
@@ -129,6 +134,9 @@ class Attempt(models.Model):
                 fields=["published_at"],
                 name="attempt_queued",
                 condition=Q(state=AttemptState.QUEUED),
+            ),
+            models.Index(
+                fields=["-ended_at"], name="attempt_init_ended", condition=Q(stage=Stage.INIT)
             ),
             models.Index(
                 fields=["worker"], name="attempt_running", condition=Q(state=AttemptState.RUNNING)

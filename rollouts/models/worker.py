@@ -30,4 +30,4 @@ class Worker(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.stage}@{self.node_id}:{self.pid}"
+        return f"{self.stage} worker {self.pid}"

@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from rollouts.exceptions import LeaseLost
@@ -9,6 +10,7 @@ from rollouts.models import Attempt, Rollout
 from rollouts.options import Budgets
 from rollouts.services.messages import publish_attempt
 from rollouts.states import AttemptState
+from rollouts.text import clean_text
 from sandboxes.models import Node
 
 GIVEN_BACK = "worker.shutdown"
@@ -23,7 +25,7 @@ def open_attempt(*, rollout: Rollout, stage: str, node: Node | None) -> Attempt:
         stage=stage,
         number=number,
         node=node,
-        budget_seconds=Budgets.parse(rollout.experiment.budgets).of_stage(stage),
+        budget_seconds=Budgets.stored(rollout.experiment.budgets).of_stage(stage),
         published_at=now,
         publish_count=1,
     )
@@ -42,17 +44,27 @@ def close_attempt(
     """End a running attempt under its lease token. Raises LeaseLost when it is held no longer."""
     won = Attempt.objects.filter(
         pk=attempt_id, lease_token=token, state=AttemptState.RUNNING
-    ).update(state=state, ended_at=timezone.now(), failure_code=code, failure_detail=detail[:4000])
+    ).update(
+        state=state,
+        ended_at=Now(),
+        failure_code=code,
+        failure_detail=clean_text(detail)[:4000],
+    )
     if not won:
         raise LeaseLost(f"attempt {attempt_id} belongs to another worker or has ended")
 
 
 def attempts_used(*, rollout: Rollout, stage: str) -> int:
-    """Return how many tries at a stage were started since an operator's last retry.
+    """Return how many tries at a stage failed or were lost since an operator's last retry.
 
-    Those that a worker gave back because it ended are left out.
+    Those that a worker gave back because it ended are left out, and so are those never started.
     """
-    started = Attempt.objects.filter(rollout=rollout, stage=stage, started_at__isnull=False)
+    started = Attempt.objects.filter(
+        rollout=rollout,
+        stage=stage,
+        started_at__isnull=False,
+        state__in=[AttemptState.FAILED, AttemptState.LOST],
+    )
     if rollout.retried_at is not None:
         started = started.filter(created_at__gte=rollout.retried_at)
     return started.exclude(failure_code=GIVEN_BACK).count()

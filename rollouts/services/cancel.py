@@ -1,8 +1,9 @@
 """Cancelling: flag, commit, then the workers see it within a second."""
 
+import logging
 from uuid import UUID
 
-from django.db import models, transaction
+from django.db import OperationalError, models, transaction
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -10,6 +11,8 @@ from rollouts.exceptions import NotThere, StateConflict
 from rollouts.models import Attempt, Experiment, Group, JournalEntry, Rollout
 from rollouts.services.end import end_rollout
 from rollouts.states import AttemptState, ExperimentState, GroupState, Outcome, RolloutState
+
+logger = logging.getLogger(__name__)
 
 
 def cancel_rollout(*, rollout_id: UUID) -> bool:
@@ -50,11 +53,9 @@ def cancel_group(*, group_id: UUID) -> int:
         if group.state != GroupState.OPEN:
             raise StateConflict(f"The group is {group.state}, not open.", code="group.not_open")
         Group.objects.filter(pk=group_id).update(state=GroupState.CANCELLED)
-    return cancel_many(
-        ids=list(
-            Rollout.objects.unfinished().filter(group_id=group_id).values_list("pk", flat=True)
-        )
-    )
+    count = _end_queued(group_id=group_id)
+    in_stage = Rollout.objects.unfinished().filter(group_id=group_id)
+    return count + cancel_many(ids=list(in_stage.values_list("pk", flat=True)))
 
 
 def cancel_many(*, ids: list[UUID]) -> int:
@@ -64,6 +65,9 @@ def cancel_many(*, ids: list[UUID]) -> int:
         try:
             cancel_rollout(rollout_id=rollout_id)
         except StateConflict:
+            continue
+        except OperationalError:
+            logger.exception("rollout %s could not be cancelled now", rollout_id)
             continue
         count += 1
     return count
@@ -75,20 +79,21 @@ def stop_experiment(*, experiment_id: UUID) -> int:
     What waits in the queue ends in a few statements, however much it is; what is in a stage is
     bounded by the slots and cancelled one by one.
     """
-    Experiment.objects.filter(pk=experiment_id).update(state=ExperimentState.STOPPED)
-    Group.objects.filter(experiment_id=experiment_id, state=GroupState.OPEN).update(
-        state=GroupState.CANCELLED
-    )
+    with transaction.atomic():
+        Experiment.objects.filter(pk=experiment_id).update(state=ExperimentState.STOPPED)
+        Group.objects.filter(experiment_id=experiment_id, state=GroupState.OPEN).update(
+            state=GroupState.CANCELLED
+        )
     count = _end_queued(experiment_id=experiment_id)
     in_stage = Rollout.objects.unfinished().filter(experiment_id=experiment_id)
     return count + cancel_many(ids=list(in_stage.values_list("pk", flat=True)))
 
 
-def _end_queued(*, experiment_id: UUID) -> int:
-    """End every queued rollout of an experiment as cancelled, and count them in their groups."""
+def _end_queued(**of: UUID) -> int:
+    """End every queued rollout of a group or experiment, and count them in their groups."""
     now = timezone.now()
     with transaction.atomic():
-        queued = Rollout.objects.filter(experiment_id=experiment_id, state=RolloutState.QUEUED)
+        queued = Rollout.objects.filter(**of, state=RolloutState.QUEUED)
         locked = queued.select_for_update().order_by("pk")
         ids = list(locked.values_list("pk", flat=True))
         per_group = dict(

@@ -6,9 +6,9 @@ from uuid import UUID
 
 from django.db import transaction
 from django.db.models import F
-from django.db.models.functions import Coalesce
-from django.utils import timezone
+from django.db.models.functions import Coalesce, Now
 
+from rollouts.exceptions import LeaseLost
 from rollouts.models import Attempt
 from rollouts.services.workers import Registration
 from rollouts.states import AttemptState
@@ -40,7 +40,7 @@ def claim_attempt(*, attempt_id: UUID, worker: Registration) -> Claim | None:
             lease_token=token,
             worker_id=worker.worker_id,
             node_id=Coalesce(F("node_id"), worker.node_id),
-            started_at=timezone.now(),
+            started_at=Now(),
         )
         if not won:
             return None
@@ -53,3 +53,12 @@ def claim_attempt(*, attempt_id: UUID, worker: Registration) -> Claim | None:
         worker.node_id,
         attempt.budget_seconds,
     )
+
+
+def ensure_held(*, claim: Claim) -> None:
+    """Raise LeaseLost unless the claim is still the caller's: before it touches a sandbox."""
+    held = Attempt.objects.filter(
+        pk=claim.attempt_id, lease_token=claim.token, state=AttemptState.RUNNING
+    )
+    if not held.exists():
+        raise LeaseLost(f"attempt {claim.attempt_id} is held no longer")

@@ -1,21 +1,29 @@
 """The dispatcher: it decides order, and publishes only what free slots can start."""
 
+import logging
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
-from rollouts.models import Rollout, Worker
+from rollouts.models import Attempt, Rollout, Worker
 from rollouts.services.attempts import open_attempt
-from rollouts.states import Event, RolloutState, Stage, target
+from rollouts.services.end import end_rollout
+from rollouts.states import AttemptState, Event, Outcome, RolloutState, Stage, target
+from rollouts.text import clean_text
 from sandboxes.models import Node
 from sandboxes.services.lifecycle import reserve_sandbox
 from sandboxes.states import SandboxPurpose
 
 LOCK_KEY = 7_201_001
 MAX_PER_ROUND = 500
+BREAKER_FAILURES = 5
+BREAKER_SECONDS = 20.0
+BREAKER_WINDOW = 1000
+
+logger = logging.getLogger(__name__)
 
 # Per active experiment the first queued rollouts by index, then all of them by priority and by
 # (what the experiment has running + its place in line) / share: weighted fair sharing.
@@ -52,16 +60,66 @@ def dispatch() -> int:
     with transaction.atomic():
         if not _only_dispatcher():
             return 0
-        slots = _free_slots(now)
-        for rollout in _take(sum(slots.values()), sandbox=True, now=now):
-            node = max(slots, key=lambda each: slots[each])
-            if slots[node] <= 0:
+        slots = _free_slots()
+        free = sum(slots.values())
+        # More than there are slots: those that wait for another node must not hold up the rest.
+        taken = list(_take(2 * free, sandbox=True, now=now))
+        failed_on = _nodes_that_failed(taken)
+        for rollout in taken:
+            if free == started:
                 break
+            node = _choose(slots, failed_on.get(rollout.pk, set()))
+            if node is None:
+                continue
             slots[node] -= 1
-            started += _start(rollout, node)
-        for rollout in _take(_free_places(now), sandbox=False, now=now):
-            started += _start(rollout, None)
+            started += _start_safely(rollout, node)
+        for rollout in _take(_free_places(), sandbox=False, now=now):
+            started += _start_safely(rollout, None)
     return started
+
+
+def _choose(slots: dict[Node, int], failed: set[UUID]) -> Node | None:
+    """Return the node with most free slots, one where this rollout has not failed if there is one.
+
+    A node whose starts fail at once is always the emptiest: it would swallow every try. So a
+    rollout that failed there waits for another node, if there is another with any capacity.
+    """
+    usable = {node: free for node, free in slots.items() if node.capacity > 0}
+    other = {node: free for node, free in usable.items() if node.pk not in failed} or usable
+    best = max(other, key=lambda each: other[each], default=None)
+    return best if best is not None and slots[best] > 0 else None
+
+
+def _nodes_that_failed(taken: list[Rollout]) -> dict[UUID, set[UUID]]:
+    """Return the nodes on which each rollout's INIT failed before."""
+    found: dict[UUID, set[UUID]] = {}
+    again = [rollout.pk for rollout in taken if rollout.restarts]
+    failed = Attempt.objects.filter(
+        rollout__in=again, stage=Stage.INIT, state=AttemptState.FAILED, node__isnull=False
+    )
+    for rollout_id, node_id in failed.values_list("rollout_id", "node_id"):
+        if node_id is not None:
+            found.setdefault(rollout_id, set()).add(node_id)
+    return found
+
+
+def _start_safely(rollout: Rollout, node: Node | None) -> int:
+    """Start one rollout; one that cannot be started ends, and does not stop the others."""
+    try:
+        with transaction.atomic():
+            return _start(rollout, node)
+    except DatabaseError:
+        logger.exception("rollout %s could not be dispatched now; the next round tries", rollout.pk)
+        return 0
+    except Exception as error:
+        logger.exception("rollout %s cannot be dispatched", rollout.pk)
+        end_rollout(
+            rollout_id=rollout.pk,
+            outcome=Outcome.INFRA_FAILED,
+            failure_code="dispatch.failed",
+            failure_detail=clean_text(f"{type(error).__name__}: {error}")[:4000],
+        )
+        return 0
 
 
 def _only_dispatcher() -> bool:
@@ -71,10 +129,10 @@ def _only_dispatcher() -> bool:
     return bool(row and row[0])
 
 
-def _live_stages(now: datetime) -> dict[UUID, dict[str, int]]:
+def _live_stages() -> dict[UUID, dict[str, int]]:
     """Return the live concurrency by node and stage."""
     found: dict[UUID, dict[str, int]] = {}
-    for node, stage, concurrency in Worker.objects.live(now).values_list(
+    for node, stage, concurrency in Worker.objects.live().values_list(
         "node_id", "stage", "concurrency"
     ):
         stages = found.setdefault(node, {})
@@ -82,18 +140,43 @@ def _live_stages(now: datetime) -> dict[UUID, dict[str, int]]:
     return found
 
 
-def _free_slots(now: datetime) -> dict[Node, int]:
+def _free_slots() -> dict[Node, int]:
     """Return free sandbox slots of the nodes that have live workers for every stage."""
-    whole = [node for node, stages in _live_stages(now).items() if set(stages) == set(Stage.values)]
+    whole = [node for node, stages in _live_stages().items() if set(stages) == set(Stage.values)]
     nodes = Node.objects.filter(pk__in=whole, draining=False).with_slots_used()
-    free = {node: node.capacity - int(getattr(node, "slots_used", 0)) for node in nodes}
-    return {node: count for node, count in free.items() if count > 0}
+    broken = _failing_nodes()
+    return {
+        node: max(0, node.capacity - int(getattr(node, "slots_used", 0)))
+        for node in nodes
+        if node.pk not in broken
+    }
 
 
-def _free_places(now: datetime) -> int:
+def _failing_nodes() -> set[UUID]:
+    """Return the nodes whose latest INIT attempts failed one after another a moment ago.
+
+    The breaker closes by itself: once the last failure is old enough, the node is tried again.
+    """
+    since = timezone.now() - timedelta(seconds=BREAKER_SECONDS)
+    recent: dict[UUID, list[str]] = {}
+    ended = Attempt.objects.filter(
+        stage=Stage.INIT, node__isnull=False, ended_at__gte=since
+    ).order_by("-ended_at")
+    for node_id, state in ended.values_list("node_id", "state")[:BREAKER_WINDOW]:
+        if node_id is not None:
+            recent.setdefault(node_id, []).append(state)
+    return {
+        node_id
+        for node_id, states in recent.items()
+        if len(states) >= BREAKER_FAILURES
+        and set(states[:BREAKER_FAILURES]) == {AttemptState.FAILED}
+    }
+
+
+def _free_places() -> int:
     """Return how many rollouts without a sandbox may start."""
     stages: dict[str, int] = {}
-    for per_node in _live_stages(now).values():
+    for per_node in _live_stages().values():
         for stage, concurrency in per_node.items():
             stages[stage] = stages.get(stage, 0) + concurrency
     if set(stages) != set(Stage.values):

@@ -12,6 +12,7 @@ from rollouts.services.claim import Claim
 from rollouts.services.end import end_rollout
 from rollouts.services.retry import after_fault
 from rollouts.states import AttemptState, Event, Outcome, Stage, target
+from rollouts.text import clean_json, clean_text
 from sandboxes.services.lifecycle import reserve_sandbox
 from sandboxes.states import SandboxPurpose
 
@@ -73,8 +74,8 @@ def finish_run(*, claim: Claim, result: RunResult) -> None:
         rollout = _advance(
             claim,
             stop_reason=result.stop_reason,
-            answer=result.answer,
-            last_message=result.last_message,
+            answer=None if result.answer is None else clean_text(result.answer),
+            last_message=clean_text(result.last_message),
             turns=result.turns,
             sampled_tokens=result.sampled_tokens,
             tool_calls=result.tool_calls,
@@ -94,6 +95,7 @@ def finish_run(*, claim: Claim, result: RunResult) -> None:
 
 def finish_eval(*, claim: Claim, result: EvalResult) -> None:
     """Write the score and end the rollout. Raises LeaseLost."""
+    rewards = clean_json(result.rewards)
     with transaction.atomic():
         lock_rollout(rollout_id=claim.rollout_id)
         close_attempt(attempt_id=claim.attempt_id, token=claim.token, state=AttemptState.FINISHED)
@@ -101,15 +103,15 @@ def finish_eval(*, claim: Claim, result: EvalResult) -> None:
             rollout_id=claim.rollout_id,
             evaluator=result.evaluator,
             reward=result.reward,
-            rewards=result.rewards,
-            details=result.details,
-            log=result.log,
+            rewards=rewards,
+            details=clean_json(result.details),
+            log=clean_text(result.log),
         )
         ended = end_rollout(
             rollout_id=claim.rollout_id,
             outcome=Outcome.SCORED,
             reward=result.reward,
-            rewards=result.rewards,
+            rewards=rewards,
             sweep=False,
         )
         if not ended:

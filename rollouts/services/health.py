@@ -12,7 +12,6 @@ from django.conf import settings
 from django.core.files.base import ContentFile
 from django.db import DatabaseError, ProgrammingError, connection
 from django.db.migrations.executor import MigrationExecutor
-from django.utils import timezone
 
 from rollouts import queues
 from rollouts.models import Worker
@@ -124,7 +123,7 @@ def check_workers() -> list[Probe]:
     """Return for each stage how many worker processes hold a lease; none without a database."""
     found: dict[str, list[tuple[int, str]]] = {stage: [] for stage in Stage.values}
     if not connection_fault():
-        live = Worker.objects.live(timezone.now())
+        live = Worker.objects.live()
         with suppress(ProgrammingError):  # the table is missing until the migrations ran
             for stage, concurrency, node in live.values_list("stage", "concurrency", "node__name"):
                 found[stage].append((concurrency, node))

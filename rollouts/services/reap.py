@@ -1,13 +1,17 @@
 """The reaper: what dead workers, lost messages and expired leases leave is put right here."""
 
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from rollouts.models import Attempt, Rollout, Worker
@@ -16,13 +20,15 @@ from rollouts.services.batches import expire_batches
 from rollouts.services.cancel import end_if_unclaimed
 from rollouts.services.idempotency import forget_old_calls
 from rollouts.services.messages import publish_attempt, publish_sweep
-from rollouts.services.retry import after_fault
+from rollouts.services.retry import NO_WORKERS, after_fault
 from rollouts.states import AttemptState, RolloutState, Stage
 from sandboxes.models import Sandbox
-from sandboxes.services.lifecycle import give_up_sandboxes
 from sandboxes.states import SandboxState
 
 logger = logging.getLogger(__name__)
+
+ORPHAN_SECONDS = 10.0
+LONGEST_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,41 +46,80 @@ class Reaped:
 
 
 def reap() -> Reaped:
-    """Do one round; any number of reapers may run at once, each row is handled by one."""
+    """Do one round; any number of reapers may run at once, each row is handled by one.
+
+    A step that fails is logged and does not keep the others from their work.
+    """
     now = timezone.now()
     return Reaped(
-        *_bury_workers(now),
-        overdue=_give_up_overdue(now),
-        republished=_republish(now),
-        cancelled=_finish_cancels(),
-        leftovers=_sweep_leftovers(),
-        batches=expire_batches(now=now),
-        forgotten_calls=forget_old_calls(now=now),
+        workers=_step(_bury_workers),
+        attempts=_step(_recover_attempts),
+        overdue=_step(partial(_give_up_overdue, now)),
+        republished=_step(partial(_republish, now)),
+        cancelled=_step(_finish_cancels),
+        leftovers=_step(_sweep_leftovers),
+        batches=_step(partial(expire_batches, now=now)),
+        forgotten_calls=_step(partial(forget_old_calls, now=now)),
     )
 
 
-def _bury_workers(now: datetime) -> tuple[int, int]:
-    buried = attempts = 0
-    for worker_id in list(Worker.objects.lapsed(now).values_list("pk", flat=True)):
-        buried += Worker.objects.filter(
-            pk=worker_id, ended_at__isnull=True, lease_expires_at__lte=now
-        ).update(ended_at=now)
+def _step(work: Callable[[], int]) -> int:
+    try:
+        return work()
+    except Exception:
+        logger.exception("a step of the reaper failed; the next round tries again")
+        return 0
+
+
+def _bury_workers() -> int:
+    """End the registration of processes whose lease ran out, by the database's clock."""
+    return Worker.objects.lapsed().update(ended_at=Now())
+
+
+def _recover_attempts() -> int:
     dead = Attempt.objects.running().filter(worker__ended_at__isnull=False)
-    for worker_id in set(dead.values_list("worker__id", flat=True)):
-        attempts += recover_attempts_of(worker_id=worker_id)
-    return buried, attempts
+    workers = set(dead.values_list("worker__id", flat=True))
+    return sum(recover_attempts_of(worker_id=worker_id) for worker_id in workers)
 
 
 def recover_attempts_of(*, worker_id: UUID) -> int:
     """Close the running attempts of an ended process as lost and write what follows."""
     recovered = 0
     for attempt in list(Attempt.objects.running().filter(worker_id=worker_id)):
-        recovered += _lose(
+        recovered += _lose_safely(
             attempt,
             code=f"{attempt.stage}.worker_lost",
             detail="The worker process stopped renewing its lease.",
         )
     return recovered
+
+
+def recover_orphans(*, worker_id: UUID, held: Collection[UUID]) -> int:
+    """Close attempts that a live process claimed and does not hold: their end was not written.
+
+    Those claimed a moment ago are left alone: the claim may not have reached its stage yet.
+    """
+    recovered = 0
+    orphans = (
+        Attempt.objects.running()
+        .filter(worker_id=worker_id, started_at__lt=Now() - timedelta(seconds=ORPHAN_SECONDS))
+        .exclude(pk__in=held)
+    )
+    for attempt in list(orphans):
+        recovered += _lose_safely(
+            attempt,
+            code=f"{attempt.stage}.end_unwritten",
+            detail="The worker ended its work and could not write what came of it.",
+        )
+    return recovered
+
+
+def _lose_safely(attempt: Attempt, **why: Any) -> int:
+    try:
+        return _lose(attempt, **why)
+    except Exception:
+        logger.exception("attempt %s could not be recovered; the next round tries", attempt.pk)
+        return 0
 
 
 def _lose(
@@ -117,7 +162,7 @@ def _give_up_overdue(now: datetime) -> int:
         assert attempt.started_at is not None
         budget = min(attempt.budget_seconds, settings.STAGE_LIMIT_SECONDS)
         if attempt.started_at + timedelta(seconds=budget + grace) < now:
-            count += _lose(
+            count += _lose_safely(
                 attempt,
                 code=f"{attempt.stage}.overdue",
                 detail=f"Not finished {grace:g} s after its budget of {budget:g} s.",
@@ -134,10 +179,11 @@ def _republish(now: datetime) -> int:
     waiting = Attempt.objects.queued().filter(published_at__lte=first).select_related("node")
     for attempt in waiting:
         assert attempt.published_at is not None
-        wait = settings.REPUBLISH_SECONDS * 2 ** min(max(attempt.publish_count - 1, 0), 5)
+        wait = settings.REPUBLISH_SECONDS * 2 ** min(max(attempt.publish_count - 1, 0), 10)
+        wait = min(wait, max(settings.REPUBLISH_SECONDS, LONGEST_WAIT_SECONDS))
         if attempt.published_at + timedelta(seconds=wait) > now:
             continue
-        if attempt.node is not None and _node_is_dead(attempt, now):
+        if attempt.node is not None and _node_is_dead(attempt):
             count += _abandon(attempt)
             continue
         with transaction.atomic():
@@ -151,8 +197,8 @@ def _republish(now: datetime) -> int:
     return count
 
 
-def _node_is_dead(attempt: Attempt, now: datetime) -> bool:
-    live = Worker.objects.live(now).filter(node=attempt.node, stage=attempt.stage)
+def _node_is_dead(attempt: Attempt) -> bool:
+    live = Worker.objects.live().filter(node=attempt.node, stage=attempt.stage)
     return not live.exists()
 
 
@@ -163,14 +209,14 @@ def _abandon(attempt: Attempt) -> int:
         won = Attempt.objects.filter(pk=attempt.pk, state=AttemptState.QUEUED).update(
             state=AttemptState.LOST,
             ended_at=timezone.now(),
-            failure_code="node.no_workers",
+            failure_code=NO_WORKERS,
             failure_detail=f"No live {attempt.stage} worker on the node.",
         )
         if won:
             after_fault(
                 rollout_id=attempt.rollout_id,
                 stage=attempt.stage,
-                code="node.no_workers",
+                code=NO_WORKERS,
                 detail=f"No live {attempt.stage} worker on the node.",
                 restart_from_init=True,
             )
@@ -191,26 +237,29 @@ def _finish_cancels() -> int:
 
 def _sweep_leftovers() -> int:
     """Ask the nodes to remove sandboxes whose rollout is done or which are marked for removal."""
-    present = Sandbox.objects.present()
-    done = Rollout.objects.filter(state=RolloutState.DONE, pk__in=present.values("owner"))
-    owners = list(done.values_list("pk", flat=True))
+    done = Rollout.objects.filter(state=RolloutState.DONE)
     with transaction.atomic():
-        for owner in owners:
-            give_up_sandboxes(owner=owner)
-        nodes = set(
-            Sandbox.objects.filter(state=SandboxState.STOPPING).values_list("node__name", flat=True)
+        # One statement: a rollout that is retried meanwhile keeps its new sandbox.
+        count = (
+            Sandbox.objects.usable()
+            .filter(owner__in=done.values("pk"))
+            .update(state=SandboxState.STOPPING)
         )
+        stopping = Sandbox.objects.filter(state=SandboxState.STOPPING)
+        nodes = set(stopping.values_list("node__name", flat=True)) & _nodes_with_init()
         for node in nodes:
             publish_sweep(node=node)
-    return len(owners)
+    return count
+
+
+def _nodes_with_init() -> set[str]:
+    live = Worker.objects.live().filter(stage=Stage.INIT)
+    return set(live.values_list("node__name", flat=True))
 
 
 def request_sweeps() -> int:
     """Ask every node with a live INIT worker to compare its instances with the rows."""
-    now = timezone.now()
-    nodes = set(
-        Worker.objects.live(now).filter(stage=Stage.INIT).values_list("node__name", flat=True)
-    )
+    nodes = _nodes_with_init()
     with transaction.atomic():
         for node in nodes:
             publish_sweep(node=node)

@@ -7,7 +7,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from rollouts.exceptions import NotThere, StateConflict
-from rollouts.models import Attempt, Experiment, Group, Rollout, Trajectory
+from rollouts.models import Attempt, Experiment, Group, Rollout
+from rollouts.services.discard import forget_trajectory
 from rollouts.services.messages import publish_dispatch, publish_sweep
 from rollouts.states import ExperimentState, GroupState, Outcome, RolloutState
 from sandboxes.services.lifecycle import give_up_sandboxes
@@ -18,7 +19,7 @@ RETRIABLE = (Outcome.INFRA_FAILED, Outcome.TIMED_OUT, Outcome.CANCELLED)
 def retry_rollout(*, rollout_id: UUID) -> None:
     """Send a rollout that ended without a score back to the queue, its result forgotten.
 
-    Its attempts stay as history and go on counting: a stage that used up its tries gets one more.
+    Its attempts stay as history; tries and times are counted anew from here.
     Locks the rollout, its attempts, its group and its experiment, in this order. Raises NotThere,
     or StateConflict when it is not done or was scored, its group was cancelled or given to a
     trainer, or its experiment was stopped.
@@ -57,7 +58,7 @@ def retry_rollout(*, rollout_id: UUID) -> None:
         )
         if not won:
             raise StateConflict("The rollout changed meanwhile; look again.")
-        Trajectory.objects.filter(rollout=rollout).delete()
+        forget_trajectory(rollout_id=rollout.pk)
         Group.objects.filter(pk=group.pk).update(
             done_count=F("done_count") - 1, state=GroupState.OPEN, ready_at=None
         )

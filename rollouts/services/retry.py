@@ -7,15 +7,20 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from rollouts.models import JournalEntry, Rollout, Trajectory, Worker
-from rollouts.services.attempts import attempts_used, open_attempt
+from rollouts.models import JournalEntry, Rollout, Worker
+from rollouts.services.attempts import GIVEN_BACK, attempts_used, open_attempt
+from rollouts.services.discard import forget_trajectory
 from rollouts.services.end import end_rollout
 from rollouts.services.messages import publish_dispatch, publish_sweep
 from rollouts.states import Event, Outcome, RolloutState, Stage, sources
+from rollouts.text import clean_text
 from sandboxes.models import Node
 from sandboxes.services.lifecycle import give_up_sandboxes
 
 MAX_DELAY_SECONDS = 300.0
+NO_WORKERS = "node.no_workers"
+# Not the rollout's bad luck: these alone never end it.
+UNCOUNTED = (GIVEN_BACK, NO_WORKERS)
 
 
 def after_fault(
@@ -43,13 +48,14 @@ def after_fault(
     if rollout.cancel_requested_at is not None:
         end_rollout(rollout_id=rollout_id, outcome=Outcome.CANCELLED)
         return
+    counts = code not in UNCOUNTED
     used = attempts_used(rollout=rollout, stage=stage)
-    if not retryable or used >= rollout.experiment.max_attempts:
+    if not retryable or (counts and used >= rollout.experiment.max_attempts):
         end_rollout(
             rollout_id=rollout_id,
             outcome=Outcome.TIMED_OUT if timed_out else Outcome.INFRA_FAILED,
             failure_code=code,
-            failure_detail=detail[:4000],
+            failure_detail=clean_text(detail)[:4000],
         )
         return
     node = rollout.node if rollout.needs_sandbox else None
@@ -80,7 +86,7 @@ def restart_rollout(*, rollout: Rollout) -> bool:
     if not won:
         return False
     JournalEntry.objects.filter(rollout=rollout).delete()
-    Trajectory.objects.filter(rollout=rollout).delete()
+    forget_trajectory(rollout_id=rollout.pk)
     for name in give_up_sandboxes(owner=rollout.pk):
         publish_sweep(node=name)
     publish_dispatch()
@@ -88,4 +94,4 @@ def restart_rollout(*, rollout: Rollout) -> bool:
 
 
 def _has_workers(node: Node, stage: str) -> bool:
-    return Worker.objects.live(timezone.now()).filter(node=node, stage=stage).exists()
+    return Worker.objects.live().filter(node=node, stage=stage).exists()

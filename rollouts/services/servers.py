@@ -1,20 +1,34 @@
-"""Inference servers: register, drain, clear, health."""
+"""Inference servers: register, drain, clear, list, health."""
 
+import logging
+import threading
+import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import lru_cache
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.utils import timezone
+from django.db.models import F
+from django.db.models.functions import Now
 
 from rollouts.exceptions import InvalidValue, NotThere, StateConflict
 from rollouts.inference.adapters import AdapterRegistry, default_adapters
 from rollouts.inference.exceptions import InferenceFault
-from rollouts.inference.protocol import Server
+from rollouts.inference.protocol import Health, Server
 from rollouts.models import InferenceServer, Policy
 from rollouts.states import ServerState
+from sandboxes.services.connections import release_connection
+
+logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_SECONDS = 5.0
+# One round of checks takes no longer, whatever the servers do; it stays below its period.
+ROUND_SECONDS = 7.0
+ROUND_THREADS = 32
+LISTED_SECONDS = 1.0
+_checking = threading.Lock()
 
 
 @lru_cache(maxsize=1)
@@ -85,23 +99,83 @@ def clear_servers(*, policies: Iterable[Policy]) -> int:
     return servers.update(state=ServerState.REMOVED)
 
 
+@dataclass(frozen=True)
+class Routable:
+    """The servers that may get a policy's requests, and its version; read at a monotonic time."""
+
+    servers: tuple[Server, ...]
+    version: int | None
+    read_at: float
+
+
+_listed: dict[int | UUID, Routable] = {}
+_listing = threading.Lock()
+
+
+def routable_servers(*, policy: Policy, since: float) -> Routable:
+    """Return a policy's servers as read after the monotonic time `since`, and 1 s ago at most.
+
+    Callers of one process share what is read; who waits must not ask the database each time.
+    The connection goes back to the pool. `version` is None where there is no server.
+    """
+    with _listing:
+        known = _listed.get(policy.pk)
+        if known is not None and known.read_at >= max(since, time.monotonic() - LISTED_SECONDS):
+            return known
+        began = time.monotonic()
+        try:
+            rows = list(
+                InferenceServer.objects.routable().filter(policy=policy).select_related("policy")
+            )
+        finally:
+            release_connection()
+        servers = tuple(as_server(row) for row in rows)
+        found = Routable(servers, rows[0].policy.version if rows else None, began)
+        _listed[policy.pk] = found
+        return found
+
+
 def check_servers() -> int:
-    """Ask every registered server for its health and write it down; return how many are well."""
-    well = 0
-    for row in list(InferenceServer.objects.registered().select_related("policy")):
-        well += check_server(row=row)
-    return well
+    """Ask every registered server for its health and write it down; return how many are well.
 
-
-def check_server(*, row: InferenceServer) -> bool:
-    """Ask one server for its health and write it down."""
-    server = as_server(row)
+    All at once, within `ROUND_SECONDS`; those that were not asked in time come first in the next
+    round. No connection is held while servers are asked. One round at a time in a process: a
+    second call returns 0 at once.
+    """
+    if not _checking.acquire(blocking=False):
+        return 0
     try:
-        health = adapters()[server.kind].health(server, timeout_seconds=HEALTH_TIMEOUT_SECONDS)
-        healthy, detail = health.ok, health.detail
+        return _check_round()
+    finally:
+        _checking.release()
+
+
+def _check_round() -> int:
+    longest_ago = F("checked_at").asc(nulls_first=True)
+    rows = list(InferenceServer.objects.registered().select_related("policy").order_by(longest_ago))
+    release_connection()
+    if not rows:
+        return 0
+    pool = ThreadPoolExecutor(min(len(rows), ROUND_THREADS), thread_name_prefix="health")
+    try:
+        asked = {pool.submit(_ask, as_server(row)): row for row in rows}
+        done, late = wait(asked, timeout=ROUND_SECONDS)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    if late:
+        logger.warning("%d of %d servers were not checked in time", len(late), len(rows))
+    return sum(_note(asked[future], future.result()) for future in done)
+
+
+def _ask(server: Server) -> Health:
+    try:
+        return adapters()[server.kind].health(server, timeout_seconds=HEALTH_TIMEOUT_SECONDS)
     except InferenceFault as fault:
-        healthy, detail = False, f"{fault.code}: {fault}"
+        return Health(False, f"{fault.code}: {fault}")
+
+
+def _note(row: InferenceServer, health: Health) -> bool:
     InferenceServer.objects.filter(pk=row.pk).update(
-        healthy=healthy, detail=detail[:2000], checked_at=timezone.now()
+        healthy=health.ok, detail=health.detail[:2000], checked_at=Now()
     )
-    return healthy
+    return health.ok

@@ -6,12 +6,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from rollouts.exceptions import InvalidValue, StateConflict, UnknownReference
 from rollouts.models import Experiment, Group, Policy, Rollout, Task, TaskSet
 from rollouts.models.experiment import MAX_SAMPLES
 from rollouts.options import Budgets, Sampling
+from rollouts.services.inline import PREFIX
 from rollouts.services.messages import publish_dispatch
 from rollouts.services.rollout_rows import insert_rollouts
 from rollouts.states import ExperimentState, RolloutState
@@ -112,9 +113,7 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
     Raises InvalidValue, UnknownReference, StateConflict; the message names the entry at fault.
     """
     if experiment.state == ExperimentState.STOPPED:
-        raise StateConflict(
-            "The experiment was stopped; create a new one.", code="experiment.stopped"
-        )
+        raise _stopped()
     if not 1 <= len(requests) <= MAX_GROUPS_PER_CALL:
         raise InvalidValue(
             f"Send between 1 and {MAX_GROUPS_PER_CALL} groups in one call, not {len(requests)}."
@@ -126,6 +125,9 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
         )
     tasks = _resolve(experiment, requests)
     with transaction.atomic():
+        locked = Experiment.objects.select_for_update(no_key=True).get(pk=experiment.pk)
+        if locked.state == ExperimentState.STOPPED:
+            raise _stopped()
         groups = Group.objects.bulk_create(
             [
                 Group(
@@ -145,6 +147,10 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
     return groups
 
 
+def _stopped() -> StateConflict:
+    return StateConflict("The experiment was stopped; create a new one.", code="experiment.stopped")
+
+
 def _samples(request: GroupRequest, experiment: Experiment, place: int) -> int:
     samples = experiment.group_size if request.samples is None else request.samples
     if not 1 <= samples <= MAX_SAMPLES:
@@ -156,7 +162,9 @@ def _samples(request: GroupRequest, experiment: Experiment, place: int) -> int:
 
 def _resolve(experiment: Experiment, requests: Sequence[GroupRequest]) -> list[Task]:
     """Return the task of each request, in order."""
-    tasks = Task.objects.select_related("environment")
+    # Tasks sent along with another experiment's groups are not for this one.
+    foreign = Q(task_set__name__startswith=PREFIX) & ~Q(task_set__name=f"{PREFIX}{experiment.pk}")
+    tasks = Task.objects.select_related("environment").exclude(foreign)
     by_id = tasks.in_bulk([request.task for request in requests if request.task is not None])
     refs = [request.task_ref for request in requests if request.task_ref is not None]
     by_ref: dict[str, list[Task]] = {}

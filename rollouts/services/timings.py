@@ -4,17 +4,22 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from rollouts.models import Attempt
+from rollouts.models import Attempt, Rollout
 
 
 def stage_timings(*, rollout_id: UUID) -> dict[str, float]:
     """Return seconds by `init`, `run`, `eval` and `queue_init`, `queue_run`, `queue_eval`.
 
-    All tries of a stage add up; waiting for a free slot before INIT is not counted here.
+    All tries of a stage since an operator's last retry add up; waiting for a free slot before
+    INIT is not counted here.
     """
     now = timezone.now()
     totals: dict[str, float] = {}
-    for attempt in Attempt.objects.filter(rollout_id=rollout_id):
+    attempts = Attempt.objects.filter(rollout_id=rollout_id)
+    retried_at = Rollout.objects.values_list("retried_at", flat=True).get(pk=rollout_id)
+    if retried_at is not None:
+        attempts = attempts.filter(created_at__gte=retried_at)
+    for attempt in attempts:
         ended = attempt.ended_at or now
         started = attempt.started_at
         waited = ((started or ended) - attempt.created_at).total_seconds()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from django.db import connection
+from sandboxes.services.connections import release_connection
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,8 +17,7 @@ def database() -> Iterator[None]:
     try:
         yield
     finally:
-        if not connection.in_atomic_block:
-            connection.close()
+        release_connection()
 
 
 def with_database(function: Callable[P, R]) -> Callable[P, R]:

@@ -10,12 +10,13 @@ from evaluators.runner import score
 from rollouts.exceptions import InfraFault, StageTimeout
 from rollouts.importers.base import decode_files
 from rollouts.models import Rollout
+from rollouts.options import Budgets
 from rollouts.services.finish import EvalResult, finish_eval
 from rollouts.stages.database import database
 from rollouts.stages.initialisation import start_prepared_sandbox
 from rollouts.stages.lease import Held
 from sandboxes.models import Sandbox
-from sandboxes.runtime.exceptions import FileFault, FileMissing, OutputTooLarge
+from sandboxes.runtime.exceptions import FileFault, FileMissing, OutputTooLarge, SandboxGone
 from sandboxes.runtime.protocol import Runtime, SandboxHandle
 from sandboxes.services.lifecycle import find_sandbox
 from sandboxes.services.node import node_runtime
@@ -29,6 +30,12 @@ LOG_CHARACTERS = 100_000
 MINIMUM_SECONDS = 1.0
 
 
+class GradingOverLimit(EvaluatorFault):
+    """Say that the tests used more memory, disk or time than their sandbox may have."""
+
+    code = "evaluator.over_limit"
+
+
 @dataclass(frozen=True)
 class _Grading:
     """What is graded, and by what."""
@@ -39,6 +46,7 @@ class _Grading:
     payload: dict[str, Any]
     tests: dict[str, Any]
     test_seconds: float
+    grading_seconds: float
     frozen: Sandbox | None
     sandbox: Sandbox | None
 
@@ -61,7 +69,7 @@ def carry_out_eval(held: Held) -> None:
                 reward=found.reward,
                 rewards=dict(found.rewards),
                 details=dict(found.details),
-                log=found.log[-LOG_CHARACTERS:].replace("\0", "\ufffd"),
+                log=found.log[-LOG_CHARACTERS:],
             ),
         )
 
@@ -82,6 +90,7 @@ def _load(held: Held) -> _Grading:
         payload=hidden.get("evaluator_payload", {}),
         tests=hidden.get("tests", {}),
         test_seconds=float(task.payload.get("verifier_timeout_seconds") or 600.0),
+        grading_seconds=Budgets.stored(rollout.experiment.budgets).eval_seconds,
         frozen=find_sandbox(owner=rollout.id, purpose=SandboxPurpose.RUN),
         sandbox=find_sandbox(owner=rollout.id, purpose=SandboxPurpose.GRADE),
     )
@@ -117,17 +126,22 @@ def _grade(held: Held, grading: _Grading, *, untouched: bool) -> Score:
         artefacts = Artefacts(
             answer=grading.rollout.answer, last_message=grading.rollout.last_message
         )
-    remaining = held.remaining_seconds()
-    if remaining < MINIMUM_SECONDS:
-        raise StageTimeout("EVAL used up its budget.", code="eval.timeout")
     return score(
         grading.evaluator,
         grading.settings,
         grading.payload,
         artefacts,
-        timeout_seconds=min(grading.test_seconds, remaining),
+        timeout_seconds=_seconds(held, grading),
         cancelled=held.stopping,
     )
+
+
+def _seconds(held: Held, grading: _Grading) -> float:
+    """Return what one step of one grading may take; the untouched grading has as much again."""
+    remaining = held.remaining_seconds()
+    if remaining < MINIMUM_SECONDS:
+        raise StageTimeout("EVAL used up its budget.", code="eval.timeout")
+    return min(grading.test_seconds, grading.grading_seconds, remaining)
 
 
 def _run_tests(held: Held, grading: _Grading, *, untouched: bool) -> Artefacts:
@@ -138,13 +152,22 @@ def _run_tests(held: Held, grading: _Grading, *, untouched: bool) -> Artefacts:
             code="sandbox.layer_missing",
             restart_from_init=True,
         )
-    handle = start_prepared_sandbox(
-        sandbox=grading.sandbox,
-        environment=grading.rollout.environment,
-        payload=grading.rollout.group.task.payload,
-        held=held,
-        layers=() if untouched else (grading.frozen.frozen_layer,),
-    )
+    try:
+        handle = start_prepared_sandbox(
+            sandbox=grading.sandbox,
+            environment=grading.rollout.environment,
+            payload=grading.rollout.group.task.payload,
+            held=held,
+            layers=() if untouched else (grading.frozen.frozen_layer,),
+        )
+        return _tested(held, grading, handle)
+    except SandboxGone as gone:
+        if gone.limit is None:
+            raise InfraFault(str(gone), code=gone.code) from gone
+        raise GradingOverLimit(f"the tests ended with their sandbox: {gone}") from gone
+
+
+def _tested(held: Held, grading: _Grading, handle: SandboxHandle) -> Artefacts:
     runtime = node_runtime()
     runtime.exec(
         handle,
@@ -158,13 +181,11 @@ def _run_tests(held: Held, grading: _Grading, *, untouched: bool) -> Artefacts:
         for path, content in decode_files(grading.tests).items()
     }
     runtime.write_files(handle, {**files, "/logs/verifier/.keep": (b"", 0o644)})
-    remaining = held.remaining_seconds()
-    if remaining < MINIMUM_SECONDS:
-        raise StageTimeout("EVAL used up its budget.", code="eval.timeout")
+    seconds = _seconds(held, grading)
     result = runtime.exec(
         handle,
         ["bash", "/tests/test.sh"],
-        timeout_seconds=min(grading.test_seconds, remaining),
+        timeout_seconds=seconds,
         output_bytes=TEST_LOG_BYTES,
         cancelled=held.stopping,
     )
@@ -172,9 +193,7 @@ def _run_tests(held: Held, grading: _Grading, *, untouched: bool) -> Artefacts:
     if result.cancelled or held.stopping():
         raise EvaluatorCancelled("the tests were cancelled")
     if result.timed_out:
-        raise EvaluatorTimeout(
-            f"the tests did not end within {grading.test_seconds:g} seconds", log=log
-        )
+        raise EvaluatorTimeout(f"the tests did not end within {seconds:g} seconds", log=log)
     return Artefacts(
         answer=grading.rollout.answer,
         last_message=grading.rollout.last_message,

@@ -6,6 +6,7 @@ from typing import Any
 from rollouts.exceptions import InfraFault, LeaseLost
 from rollouts.importers.base import decode_files
 from rollouts.models import Rollout
+from rollouts.services.claim import ensure_held
 from rollouts.services.finish import finish_init
 from rollouts.stages.database import database
 from rollouts.stages.lease import Held
@@ -55,19 +56,21 @@ def start_prepared_sandbox(
     """
     runtime = node_runtime()
     name = sandbox_name(sandbox.id)
-    runtime.stop(name)
     with database():
+        ensure_held(claim=held.claim)
         if not mark_starting(sandbox_id=sandbox.id):
             raise LeaseLost(f"sandbox {sandbox.id} was given up")
+    runtime.stop(name)
     handle = runtime.start(
         sandbox_spec(name=name, environment=environment, layers=layers),
         timeout_seconds=max(1.0, held.remaining_seconds()),
         cancelled=held.stopping,
     )
     with database():
-        if not mark_ready(sandbox_id=sandbox.id, handle=handle.as_dict()):
-            runtime.stop(name)
-            raise LeaseLost(f"sandbox {sandbox.id} was given up")
+        is_ready = mark_ready(sandbox_id=sandbox.id, handle=handle.as_dict())
+    if not is_ready:
+        runtime.stop(name)
+        raise LeaseLost(f"sandbox {sandbox.id} was given up")
     if not layers:
         run_setup(runtime, handle, environment.setup, payload, held)
     return handle

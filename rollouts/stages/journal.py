@@ -7,7 +7,7 @@ from typing import Any
 from rollouts.handlers.base import Action, JournaledTurn, Message
 from rollouts.inference.protocol import Generation
 from rollouts.services.claim import Claim
-from rollouts.services.journal import Step, append_step, read_steps
+from rollouts.services.journal import Step, append_step, read_steps, run_seconds
 from rollouts.stages.database import database
 from sandboxes.runtime.protocol import ShellState
 
@@ -20,6 +20,8 @@ class StageJournal:
         self.shell_state: ShellState | None = None
         self._so_far: list[int] = []
         self._turns = self._read()
+        # Time before the lost worker's end counts too: three workers do not make three budgets.
+        self.seconds_spent = run_seconds(claim=claim) if self._turns else 0.0
 
     def record_sampled(
         self, turn: int, generation: Generation, prompt_ids: Sequence[int], action: Action

@@ -15,9 +15,10 @@ _lease: ProcessLease | None = None
 
 
 def begin(*, stage: str, concurrency: int) -> None:
-    """Register this process for a stage, after any fork; a process that is registered stays so.
+    """Begin to register this process for a stage, after any fork; once begun it stays so.
 
-    Celery says that a worker is ready each time it has connected to the broker again.
+    Celery says that a worker is ready each time it has connected to the broker again. A database
+    that does not answer yet is no error: what needs the registration waits for it.
     """
     global _lease
     if _lease is not None:

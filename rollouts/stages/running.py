@@ -8,14 +8,15 @@ from typing import Any
 from rollouts.exceptions import InfraFault
 from rollouts.handlers.base import AgentContext, AgentResult, Budget
 from rollouts.handlers.registry import get_handler
-from rollouts.inference.pool import InferencePool
+from rollouts.inference.pool import REQUEST_SECONDS, InferencePool
 from rollouts.inference.protocol import Generation, SamplingParams, Server
 from rollouts.inference.rendering import load_renderer
 from rollouts.inference.trace import Trace
-from rollouts.models import InferenceServer, Policy, Rollout
+from rollouts.models import Policy, Rollout
 from rollouts.options import Budgets, Sampling
+from rollouts.services.claim import ensure_held
 from rollouts.services.finish import RunResult, finish_run
-from rollouts.services.servers import adapters, as_server
+from rollouts.services.servers import adapters, routable_servers
 from rollouts.services.trajectories import store_trajectory
 from rollouts.stages import process
 from rollouts.stages.database import database
@@ -48,7 +49,7 @@ def carry_out_run(held: Held) -> None:
         tools=tools,
     )
     if sandbox is not None:
-        _freeze(sandbox)
+        _freeze(held, sandbox)
     last = next((m for m in reversed(result.messages) if m["role"] == "assistant"), None)
     with database():
         finish_run(
@@ -75,8 +76,8 @@ def _run_agent(
     trace: Trace,
 ) -> tuple[AgentResult, list[dict[str, Any]]]:
     environment, policy = rollout.environment, rollout.experiment.policy
-    budgets = Budgets.parse(rollout.experiment.budgets)
-    sampling = Sampling.parse(rollout.experiment.sampling)
+    budgets = Budgets.stored(rollout.experiment.budgets)
+    sampling = Sampling.stored(rollout.experiment.sampling)
     renderer = load_renderer(policy.tokenizer)
     generate = _Generate(held, policy, sampling, budgets, renderer.stop_token_ids, rollout)
     tools = build_tools(
@@ -85,6 +86,7 @@ def _run_agent(
     )
     shell = _open_shell(sandbox, journal) if rollout.needs_sandbox else None
     limit = rollout.group.task.payload.get("agent_timeout_seconds") or budgets.run_seconds
+    seconds = min(limit, budgets.run_seconds)
     try:
         result = get_handler(environment.agent).run(
             AgentContext(
@@ -101,7 +103,7 @@ def _run_agent(
                     max_tokens=budgets.max_sampled_tokens,
                     turn_tokens=sampling.max_tokens,
                     context_tokens=policy.context_tokens,
-                    deadline=generate.clock() + min(limit, budgets.run_seconds),
+                    deadline=generate.clock() + seconds - journal.seconds_spent,
                 ),
                 cancelled=held.stopping,
                 shell=shell,
@@ -132,9 +134,11 @@ def _open_shell(sandbox: Sandbox | None, journal: StageJournal) -> ShellSession:
     return shell
 
 
-def _freeze(sandbox: Sandbox) -> None:
-    """End the agent's processes and keep its writable layer for grading."""
+def _freeze(held: Held, sandbox: Sandbox) -> None:
+    """End the agent's processes and keep its writable layer for grading. Raises LeaseLost."""
     assert sandbox.handle is not None
+    with database():
+        ensure_held(claim=held.claim)
     layer = node_runtime().freeze(SandboxHandle.from_dict(sandbox.handle))
     with database():
         mark_frozen(sandbox_id=sandbox.id, layer=layer)
@@ -153,8 +157,14 @@ class _Generate:
     waited: float = 0.0
 
     def __post_init__(self) -> None:
-        self._pool = InferencePool(process.router(), adapters(), self._servers)
+        self._pool = InferencePool(
+            process.router(),
+            adapters(),
+            self._servers,
+            request_seconds=max(REQUEST_SECONDS, self.budgets.run_seconds),
+        )
         self._version = self.policy.version
+        self._asked = 0.0
 
     def clock(self) -> float:
         """Return monotonic seconds, standing still while no server answered."""
@@ -173,15 +183,17 @@ class _Generate:
         )
 
     def __call__(self, prompt_ids: Sequence[int], max_tokens: int) -> Generation:
-        """Return the sampled turn, stamped with the policy version in force when it was asked."""
-        began = time.monotonic()
+        """Return the sampled turn, stamped with the policy version in force when it was asked.
+
+        A request that waited for a slot may carry the version of one second before.
+        """
+        began = self._asked = time.monotonic()
         generation = self._pool.generate(
             str(self.rollout.id),
             prompt_ids,
             self.params(max_tokens),
-            budget_seconds=min(
-                self.budgets.inference_wait_seconds, max(0.1, self.held.remaining_seconds())
-            ),
+            budget_seconds=max(0.1, self.budgets.inference_wait_seconds - self.waited),
+            generation_seconds=max(1.0, self.held.remaining_seconds()),
             cancelled=self.held.stopping,
         )
         self.waited += max(0.0, time.monotonic() - began - generation.seconds)
@@ -198,12 +210,7 @@ class _Generate:
         )
 
     def _servers(self) -> list[Server]:
-        with database():
-            rows = list(
-                InferenceServer.objects.routable()
-                .filter(policy=self.policy)
-                .select_related("policy")
-            )
-        if rows:
-            self._version = rows[0].policy.version
-        return [as_server(row) for row in rows]
+        found = routable_servers(policy=self.policy, since=self._asked)
+        if found.version is not None:
+            self._version = found.version
+        return list(found.servers)

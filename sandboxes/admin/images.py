@@ -20,7 +20,7 @@ class ImageAdmin(BaseAdmin):
     fields = ["name", "source", "state", "detail", "created_at"]
     readonly_fields = ["state", "detail", "created_at"]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+    def fixed_fields(self, obj: Any) -> list[str]:
         """Fix the name once the image is there: environments are found by it."""
         return [*self.readonly_fields, *(["name"] if obj else [])]
 

@@ -16,7 +16,7 @@ from sandboxes.services.drain import set_draining
 class NodeAdmin(BaseAdmin):
     """Edit capacity, drain and undrain."""
 
-    list_display = ["name", "capacity", "slots_used", "draining", "seen_at"]
+    list_display = ["name", "capacity", "slots_used", "drained", "seen_at"]
     list_filter = ["draining"]
     search_fields = ["name"]
     search_prefixes = ("name",)
@@ -28,7 +28,7 @@ class NodeAdmin(BaseAdmin):
         """Return the nodes with the slots that they use."""
         return Node.objects.with_slots_used()
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+    def fixed_fields(self, obj: Any) -> list[str]:
         """Fix the name once the node is there: its workers know it by that."""
         return [*self.readonly_fields, *(["name"] if obj else [])]
 
@@ -36,6 +36,11 @@ class NodeAdmin(BaseAdmin):
     def slots_used(self, node: Any) -> int:
         """Return how many sandbox slots are taken."""
         return int(node.slots_used)
+
+    @admin.display(description="draining", ordering="draining")
+    def drained(self, node: Node) -> str:
+        """Return a word: a green sign would read as if all were well."""
+        return "yes" if node.draining else "no"
 
     @admin.display(description="sandboxes")
     def sandboxes(self, node: Node) -> str:

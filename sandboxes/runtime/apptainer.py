@@ -230,7 +230,9 @@ class ApptainerRuntime:
             return
         ended = read_record(self._layout.instance(handle.name) / "ended.json") or {}
         reason = f" (ended at its limit: {ended['reason']})" if "reason" in ended else ""
-        raise SandboxGone(f"sandbox {handle.name} no longer runs{reason}")
+        raise SandboxGone(
+            f"sandbox {handle.name} no longer runs{reason}", limit=ended.get("reason")
+        )
 
     def _record(self, handle: SandboxHandle) -> dict[str, Any]:
         self._require(handle)

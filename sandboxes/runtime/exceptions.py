@@ -54,9 +54,17 @@ class StopFailed(SandboxFault):
 
 
 class SandboxGone(SandboxFault):
-    """Say that the instance behind a handle no longer runs."""
+    """Say that the instance behind a handle no longer runs.
+
+    `limit` names the limit that ended it (lifetime, memory, disk); None when none did, or when it
+    is not known.
+    """
 
     code = "sandbox.gone"
+
+    def __init__(self, message: str, *, limit: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class EnterFailed(SandboxFault):

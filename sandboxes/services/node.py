@@ -14,6 +14,7 @@ from sandboxes.models import Environment, Sandbox
 from sandboxes.runtime.exceptions import ImageMissing, SandboxFault
 from sandboxes.runtime.factory import RuntimeKind, make_runtime
 from sandboxes.runtime.protocol import Limits, Runtime, SandboxSpec
+from sandboxes.services.connections import release_connection
 from sandboxes.services.lifecycle import mark_gone
 from sandboxes.states import SandboxState
 
@@ -92,10 +93,12 @@ def remove_given_up(*, owner: UUID | None = None) -> int:
     given_up = Sandbox.objects.filter(state=SandboxState.STOPPING, node__name=settings.NODE_NAME)
     if owner is not None:
         given_up = given_up.of(owner)
-    return sum(_remove(sandbox) for sandbox in given_up)
+    return sum(_remove(sandbox) for sandbox in list(given_up))
 
 
 def _remove(sandbox: Sandbox) -> bool:
+    """Remove one sandbox; no database connection is held while the runtime works."""
+    release_connection()
     runtime = node_runtime()
     try:
         runtime.stop(sandbox_name(sandbox.id))
@@ -113,6 +116,7 @@ def sweep_node() -> int:
         return 0
     try:
         removed = remove_given_up()
+        release_connection()
         runtime = node_runtime()
         names = set(runtime.list())
         owned = {
@@ -121,6 +125,7 @@ def sweep_node() -> int:
             .filter(node__name=settings.NODE_NAME)
             .values_list("pk", flat=True)
         }
+        release_connection()
         for name in sorted(names - owned):
             logger.warning("instance %s belongs to nobody: removed", name)
             try:
@@ -143,6 +148,7 @@ def _sweep_layers(runtime: Runtime) -> int:
     owned = set(
         Sandbox.objects.present().exclude(frozen_layer="").values_list("frozen_layer", flat=True)
     )
+    release_connection()
     now = time.monotonic()
     for known in list(_unowned_layers):
         if known not in layers - owned:
@@ -165,9 +171,10 @@ def remove_everything() -> int:
     names = runtime.list()
     for name in names:
         runtime.stop(name)
-    here = Sandbox.objects.present().filter(node__name=settings.NODE_NAME)
+    here = list(Sandbox.objects.present().filter(node__name=settings.NODE_NAME))
     for sandbox in here:
         if sandbox.frozen_layer:
+            release_connection()
             runtime.discard_layer(sandbox.frozen_layer)
         mark_gone(sandbox_id=sandbox.id)
     return len(names)

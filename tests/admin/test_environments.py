@@ -53,6 +53,19 @@ def test_an_edit_makes_a_new_version_and_leaves_the_used_one_alone(operator) -> 
     )
 
 
+def test_what_goes_on_after_saving_is_the_new_version(operator) -> None:
+    first = make_environment()
+
+    form = form_of(first, setup="true", _continue="1")
+    answer = operator.post(Environment, "change", form, first.pk)
+
+    second = Environment.objects.get(name=first.name, version=2)
+    assert answer["Location"] == f"/admin/sandboxes/environment/{second.pk}/change/"
+    assert messages_of(answer) == [
+        f"Saved as the new version {first.name}@2; rollouts that were submitted keep theirs."
+    ]
+
+
 def test_saving_without_a_difference_makes_no_version(operator) -> None:
     first = make_environment()
 
@@ -152,7 +165,7 @@ def test_an_agent_without_sandbox_needs_no_image(operator) -> None:
 
 def test_the_hosts_network_is_shown_in_red_and_told_at_saving(operator) -> None:
     environment = make_environment()
-    red = '<strong style="color:#ba2121">Host</strong>'
+    red = '<strong style="color:#ba2121">host</strong>'
     before = operator.get(Environment).content.decode()
 
     answer = operator.post(

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from rollouts.models import TrainerToken
+from rollouts.models import Experiment, TrainerToken
 from tests.admin.factories import make_experiment, make_token, make_user
 
 pytestmark = pytest.mark.django_db
@@ -43,6 +43,28 @@ def test_the_text_is_shown_once_and_works(operator) -> None:
         assert text not in page.content.decode()
     assert text not in str(list(operator.client.session.items()))
     assert all(text not in cookie.value for cookie in operator.client.cookies.values())
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_token_made_for_an_experiment_is_bound_to_it(operator, bound) -> None:
+    user = make_user()
+    own = make_experiment(owner=user)
+    make_experiment(owner=user)
+    chosen = [own.pk] if bound else []
+
+    operator.post(TrainerToken, "add", form_of(user, experiments=chosen))
+
+    token = TrainerToken.objects.get()
+    assert token.is_bound is bound
+    assert Experiment.objects.visible_to(user, token).count() == (1 if bound else 2)
+
+
+def test_the_form_has_one_way_to_save(operator) -> None:
+    page = operator.get(TrainerToken, "add").content.decode()
+
+    assert 'name="_save"' in page
+    assert "_addanother" not in page
+    assert "_continue" not in page
 
 
 @pytest.mark.parametrize(

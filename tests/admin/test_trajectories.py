@@ -49,6 +49,25 @@ def test_hostile_content_is_inert(operator, message) -> None:
     assert "&lt;/pre&gt;&lt;script&gt;" in page
 
 
+def test_calls_are_readable_and_messages_without_text_are_shown_whole() -> None:
+    call = {"id": "c1", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    flat = {"name": "bash", "arguments": {"command": "é"}}
+
+    turns = read_turns(
+        [
+            {"role": "assistant", "content": "Look.", "tool_calls": [call, flat, {"odd": 1}]},
+            {"role": "assistant", "content": None},
+            {"role": "tool", "output": "x"},
+        ]
+    )
+
+    assert [turn.text for turn in turns] == [
+        'Look.\n[calls] bash {"command": "ls"}\n[calls] bash {"command": "é"}\n[calls] {"odd": 1}',
+        "",
+        '{"role": "tool", "output": "x"}',
+    ]
+
+
 def test_characters_that_act_are_written_out() -> None:
     assert plain("a\x1b[31mb\u202ec\x00d\u200be\n\tf") == "a\\x1b[31mb\\u202ec\\x00d\\u200be\n\tf"
     assert plain("one\u2028two\r\n") == "one\\u2028two\\r\n"

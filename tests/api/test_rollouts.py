@@ -26,6 +26,7 @@ def test_detail_says_state_reason_time_and_place(trainer: Caller, group: Any) ->
         "experiment": str(group.experiment_id),
         "group": str(group.pk),
         "task": str(group.task_id),
+        "task_ref": group.task.ref,
         "sample": 0,
         "environment": group.environment.ref,
         "state": "done",

@@ -88,19 +88,26 @@ def test_a_run_worker_killed_between_turns_is_resumed_with_its_shell(
     ended_once(line, rollout)
 
 
+@pytest.mark.parametrize("stage", ["run", "eval"])
 def test_a_worker_shut_down_gives_its_work_back(
-    line: Line, import_folder: ImportFolder, tmp_path: Path
+    line: Line, import_folder: ImportFolder, tmp_path: Path, stage: str
 ) -> None:
-    ref = write_task(tmp_path, "shutdown")
-    import_folder("shutdown", tmp_path)
-    line.server.play({"marker": marker("shutdown"), "turns": ["sleep 30", "submit"]})
-    (rollout_id,) = line.submit(line.experiment("shutdown"), [ref])
-    line.wait_running(rollout_id, "run")
+    name = f"shutdown-{stage}"
+    ref = write_task(
+        tmp_path,
+        name,
+        test=("sleep 8\n" if stage == "eval" else "") + "echo 1 > /logs/verifier/reward.txt",
+    )
+    import_folder(name, tmp_path)
+    turns = ["sleep 30", "submit"] if stage == "run" else ["submit"]
+    line.server.play({"marker": marker(name), "turns": turns, "after": "submit"})
+    (rollout_id,) = line.submit(line.experiment(name, max_attempts=1), [ref])
+    line.wait_running(rollout_id, stage)
 
-    line.stack.started().stop("run")
-    (lost,) = [a for a in line.attempts(rollout_id) if a["stage"] == "run"][:1]
+    line.stack.started().stop(stage)
+    (lost,) = [a for a in line.attempts(rollout_id) if a["stage"] == stage][:1]
     line.server.play()
-    line.stack.start("run")
+    line.stack.start(stage)
 
     assert (lost["state"], lost["failure_code"]) == ("lost", "worker.shutdown")
     (rollout,) = line.wait_done([rollout_id])
@@ -316,3 +323,69 @@ def test_a_grader_that_is_broken_by_itself_gives_no_reward(
 
     assert (rollout["outcome"], rollout["reward"]) == ("infra_failed", None)
     assert rollout["failure_code"] == "evaluator.reward_malformed"
+
+
+def test_output_with_nul_bytes_is_only_output(
+    line: Line, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    ref = write_task(tmp_path, "nul")
+    import_folder("nul", tmp_path)
+    line.server.play(
+        {"marker": marker("nul"), "turns": ["printf 'a\\0b'; head -c 300 /bin/ls", "submit"]}
+    )
+
+    (rollout,) = line.wait_done(line.submit(line.experiment("nul"), [ref]))
+
+    assert (rollout["outcome"], rollout["reward"], rollout["restarts"]) == ("scored", 1.0, 0)
+    ended_once(line, rollout)
+
+
+def test_making_the_tests_hang_does_not_pay(
+    line: Line, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    ref = write_task(
+        tmp_path,
+        "hang-tests",
+        test="test -e /app/x && cat /app/x; echo 0 > /logs/verifier/reward.txt",
+    )
+    import_folder("hang-tests", tmp_path)
+    line.server.play({"marker": marker("hang-tests"), "turns": ["mkfifo /app/x", "submit"]})
+    experiment = line.experiment("hang-tests", budgets={"eval_seconds": 6}, failure_reward=-1.0)
+
+    (rollout,) = line.wait_done(line.submit(experiment, [ref]))
+
+    assert (rollout["outcome"], rollout["reward"]) == ("scored", -1.0)
+    assert len([a for a in line.attempts(rollout["id"]) if a["stage"] == "eval"]) == 1
+    ended_once(line, rollout)
+
+
+def test_using_up_the_memory_of_the_tests_does_not_pay(
+    line: Line, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    line.operator.call(
+        "POST",
+        "/environments/",
+        {
+            "name": "small",
+            "image": "base",
+            "tools": ["bash", "submit"],
+            "limits": {"memory_bytes": 200 * 1024**2},
+        },
+    )
+    ref = write_task(
+        tmp_path,
+        "memory-tests",
+        test=(
+            'test -e /app/x && exec python3 -c "b = [bytearray(10**7) for _ in range(200)]; '
+            'import time; time.sleep(30)"\necho 1 > /logs/verifier/reward.txt'
+        ),
+    )
+    import_folder("memory-tests", tmp_path, environment="small")
+    line.server.play({"marker": marker("memory-tests"), "turns": ["touch /app/x", "submit"]})
+
+    (rollout,) = line.wait_done(
+        line.submit(line.experiment("memory-tests", failure_reward=-1.0), [ref])
+    )
+
+    assert (rollout["outcome"], rollout["reward"]) == ("scored", -1.0)
+    ended_once(line, rollout)

@@ -37,4 +37,4 @@ def test_bad_sampling_is_refused_by_name(values: object, says: str) -> None:
 def test_waiting_for_servers_is_added_to_the_run_stage() -> None:
     budgets = Budgets.parse({"run_seconds": 10, "inference_wait_seconds": 5})
 
-    assert [budgets.of_stage(stage) for stage in ("init", "run", "eval")] == [180.0, 15.0, 600.0]
+    assert [budgets.of_stage(stage) for stage in ("init", "run", "eval")] == [180.0, 15.0, 1260.0]

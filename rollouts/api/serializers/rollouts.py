@@ -18,6 +18,7 @@ class RolloutOutput(serializers.ModelSerializer[Rollout]):
     """A rollout: where it stands, why, how long it took and where it ran."""
 
     task = serializers.UUIDField(source="group.task_id", read_only=True)
+    task_ref = serializers.CharField(source="group.task.ref", read_only=True)
     environment = serializers.CharField(source="environment.ref", read_only=True)
     failure_code = serializers.SerializerMethodField()
     failure_detail = serializers.SerializerMethodField()
@@ -32,6 +33,7 @@ class RolloutOutput(serializers.ModelSerializer[Rollout]):
             "experiment",
             "group",
             "task",
+            "task_ref",
             "sample",
             "environment",
             "state",

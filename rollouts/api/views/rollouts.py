@@ -24,7 +24,7 @@ from rollouts.services.trajectories import read_trajectory
 class RolloutViewSet(VisibleMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Rollout]):
     """Episodes."""
 
-    queryset = Rollout.objects.select_related("group", "environment", "node")
+    queryset = Rollout.objects.select_related("group__task", "environment", "node")
     serializer_class = RolloutOutput
     filterset_class = RolloutFilter
     lookup_value_converter = "uuid"

@@ -50,9 +50,15 @@ def generate(
     rollout_id: str = "r",
     budget_seconds: float = 20.0,
     cancelled: Callable[[], bool] | None = None,
+    generation_seconds: float | None = None,
 ) -> Generation:
     return pool.generate(
-        rollout_id, PROMPT, SAMPLING, budget_seconds=budget_seconds, cancelled=cancelled
+        rollout_id,
+        PROMPT,
+        SAMPLING,
+        budget_seconds=budget_seconds,
+        generation_seconds=generation_seconds,
+        cancelled=cancelled,
     )
 
 
@@ -289,3 +295,18 @@ def test_a_lost_routing_store_is_waited_for_and_then_told(
             generate(pool, budget_seconds=0.5)
         with ValkeyServer(port=port):
             assert generate(pool).server_id == "scripted"
+
+
+def test_a_long_turn_may_take_longer_than_the_budget_for_waiting(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    control(scripted, "ok", delay_seconds=0.6)
+    pool = make_pool(router, adapter, [as_server(scripted, "one")])
+
+    with pytest.raises(GenerationTimeout):
+        generate(pool, "r1", budget_seconds=0.2)
+    generation = generate(pool, "r1", budget_seconds=0.2, generation_seconds=30.0)
+
+    assert generation.finish_reason == "stop"
+    assert router.in_flight() == {"one": 0}
