@@ -18,10 +18,11 @@ def validate_server_url(value: str) -> None:
     """Raise ValidationError unless this is an http(s) address; a host of one word will do."""
     try:
         parts = urlsplit(value)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        plain = not (parts.username or parts.query or parts.fragment) and parts.port != 0
+        usable = plain and parts.scheme in {"http", "https"} and bool(parts.hostname)
     except ValueError:
         usable = False
-    if not usable or parts.query or parts.fragment or any(c.isspace() for c in value):
+    if not usable or any(each.isspace() for each in value):
         raise ValidationError("Write the server's address like http://node7:8000.")
 
 

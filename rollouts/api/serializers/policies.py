@@ -1,26 +1,14 @@
 """Policies and inference servers: input and output."""
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from rest_framework import serializers
 
 from rollouts.api.fields import PolicyField
 from rollouts.models import InferenceServer, Policy
+from rollouts.models.policy import validate_server_url
 from sandboxes.api.strict import BIG_INTEGER_MAX, INTEGER_MAX, StrictSerializer
 from sandboxes.models import validate_name
-
-
-def validate_address(value: str) -> None:
-    """Refuse what is not an http or https address with a host. Raises ValidationError."""
-    try:
-        parts = urlsplit(value)
-        plain = not (parts.username or parts.query or parts.fragment) and parts.port != 0
-        usable = plain and parts.scheme in {"http", "https"} and bool(parts.hostname)
-    except ValueError:
-        usable = False
-    if not usable or any(each.isspace() for each in value):
-        raise serializers.ValidationError("Write an address like http://10.0.0.5:8000.")
 
 
 class PolicyInput(StrictSerializer):
@@ -49,7 +37,7 @@ class ServerInput(StrictSerializer):
 
     policy = PolicyField(help_text="Name or id.")
     url = serializers.CharField(
-        max_length=500, validators=[validate_address], help_text="Base address, http or https."
+        max_length=500, validators=[validate_server_url], help_text="Base address, http or https."
     )
     kind = serializers.CharField(required=False, max_length=32)
     max_in_flight = serializers.IntegerField(required=False, min_value=1, max_value=INTEGER_MAX)
