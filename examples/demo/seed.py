@@ -22,6 +22,7 @@ def main() -> None:
         call_command("create_operator", "operator", password=options.password, stdout=quiet)
         call_command("seed_catalogue", stdout=quiet)
         for kind, path, name, environment in (
+            ("harbor", FOLDER / "tasks", "examples", "terminal"),
             ("harbor", FOLDER / "demo_tasks", "demo", "terminal-demo"),
             ("jsonl", FOLDER / "arithmetic" / "tasks.jsonl", "arithmetic", "arithmetic"),
         ):
