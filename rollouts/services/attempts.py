@@ -14,6 +14,10 @@ from rollouts.text import clean_text
 from sandboxes.models import Node
 
 GIVEN_BACK = "worker.shutdown"
+NO_WORKERS = "node.no_workers"
+COMMAND_INTERRUPTED = "agent.command_interrupted"
+# Not a rollout's bad luck, or only what follows a lost try that was counted: these are no tries.
+UNCOUNTED = (GIVEN_BACK, NO_WORKERS, COMMAND_INTERRUPTED)
 
 
 def open_attempt(*, rollout: Rollout, stage: str, node: Node | None) -> Attempt:
@@ -67,4 +71,4 @@ def attempts_used(*, rollout: Rollout, stage: str) -> int:
     )
     if rollout.retried_at is not None:
         started = started.filter(created_at__gte=rollout.retried_at)
-    return started.exclude(failure_code=GIVEN_BACK).count()
+    return started.exclude(failure_code__in=UNCOUNTED).count()

@@ -15,12 +15,12 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from rollouts.models import Attempt, Rollout, Worker
-from rollouts.services.attempts import lock_rollout
+from rollouts.services.attempts import NO_WORKERS, lock_rollout
 from rollouts.services.batches import expire_batches
 from rollouts.services.cancel import end_if_unclaimed
 from rollouts.services.idempotency import forget_old_calls
 from rollouts.services.messages import publish_attempt, publish_sweep
-from rollouts.services.retry import NO_WORKERS, after_fault
+from rollouts.services.retry import after_fault
 from rollouts.states import AttemptState, RolloutState, Stage
 from sandboxes.models import Sandbox
 from sandboxes.states import SandboxState

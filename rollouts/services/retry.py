@@ -8,7 +8,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from rollouts.models import JournalEntry, Rollout, Worker
-from rollouts.services.attempts import GIVEN_BACK, attempts_used, open_attempt
+from rollouts.services.attempts import UNCOUNTED, attempts_used, open_attempt
 from rollouts.services.discard import forget_trajectory
 from rollouts.services.end import end_rollout
 from rollouts.services.messages import publish_dispatch, publish_sweep
@@ -18,9 +18,6 @@ from sandboxes.models import Node
 from sandboxes.services.lifecycle import give_up_sandboxes
 
 MAX_DELAY_SECONDS = 300.0
-NO_WORKERS = "node.no_workers"
-# Not the rollout's bad luck: these alone never end it.
-UNCOUNTED = (GIVEN_BACK, NO_WORKERS)
 
 
 def after_fault(

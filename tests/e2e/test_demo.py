@@ -17,12 +17,19 @@ from tests.e2e.conftest import BASE_IMAGE
 from tests.e2e.harness import wait_until
 
 
+@pytest.fixture(scope="module")
+def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache that the demos share: only the first one prepares the model's weights."""
+    return tmp_path_factory.mktemp("demo-cache")
+
+
 @pytest.fixture
-def var_folder() -> Iterator[Path]:
+def var_folder(model_cache: Path) -> Iterator[Path]:
     """Return a folder that other accounts may pass."""
     with tempfile.TemporaryDirectory(prefix="prorl-demo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
+        (folder / "cache").symlink_to(model_cache)
         yield folder
 
 
@@ -83,7 +90,7 @@ def test_the_demo_ends_0_and_leaves_nothing_running(var_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "moment", ["starting PostgreSQL", "model ", "experiment demo-", "rollouts under way"]
+    "moment", ["starting PostgreSQL", "experiment demo-", "rollouts under way"]
 )
 def test_ctrl_c_leaves_no_process_no_mount_no_instance(var_folder: Path, moment: str) -> None:
     demo = start_demo(var_folder)
@@ -91,19 +98,19 @@ def test_ctrl_c_leaves_no_process_no_mount_no_instance(var_folder: Path, moment:
         wait_until(lambda: (var_folder / "postgres").is_dir(), moment)
     elif moment == "rollouts under way":
         instances = var_folder / "node" / "instances"
-        wait_until(lambda: instances.is_dir() and any(instances.iterdir()), moment, 120)
+        wait_until(lambda: instances.is_dir() and any(instances.iterdir()), moment, 200)
     else:
-        wait_until(lambda: moment in output(var_folder), moment, 120)
+        wait_until(lambda: moment in output(var_folder), moment, 200)
 
     demo.send_signal(signal.SIGINT)
 
-    assert demo.wait(timeout=60) == 130, output(var_folder)
+    assert demo.wait(timeout=90) == 130, output(var_folder)
     wait_until(lambda: what_is_left(var_folder) == [], f"the end: {what_is_left(var_folder)}", 15)
 
 
 def test_a_demo_after_a_killed_one_cleans_up_and_passes(var_folder: Path) -> None:
     demo = start_demo(var_folder)
-    wait_until(lambda: "experiment demo-" in output(var_folder), "the experiment", 120)
+    wait_until(lambda: "experiment demo-" in output(var_folder), "the experiment", 200)
     demo.kill()
     demo.wait()
 

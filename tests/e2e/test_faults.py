@@ -103,6 +103,8 @@ def test_a_worker_shut_down_gives_its_work_back(
     line.server.play({"marker": marker(name), "turns": turns, "after": "submit"})
     (rollout_id,) = line.submit(line.experiment(name, max_attempts=1), [ref])
     line.wait_running(rollout_id, stage)
+    if stage == "run":
+        wait_until(lambda: line.rollout(rollout_id)["turns"] == 1, "the command in flight")
 
     line.stack.started().stop(stage)
     (lost,) = [a for a in line.attempts(rollout_id) if a["stage"] == stage][:1]
