@@ -287,8 +287,9 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the stack up")
     options = parser.parse_args()
     console = Console(width=min(max(shutil.get_terminal_size((120, 40)).columns, 100), 140))
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    # SIGINT too: a shell that starts this in the background has it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     if options.runtime == "local":
         console.print(
             "[bold white on red] NOTHING IS ISOLATED [/] RUNTIME=local runs what the model "

@@ -27,6 +27,10 @@ class Trainer:
             timeout=90,
         )
 
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
     def call(self, method: str, path: str, body: JSON | None = None, key: str = "") -> Any:
         """Send one call and return its JSON, empty for 204. Raises ServiceRefused."""
         headers = {"Idempotency-Key": key} if key else {}

@@ -16,7 +16,9 @@ from prorl_site.stack.stack import Stack, StackError
 def up(var_dir: Path, host: str, port: int, runtime: str) -> int:
     """Start everything, one log stream; Ctrl-C ends everything."""
     stack = Stack(var_dir, settings={"PRORL_RUNTIME": runtime}, host=host, port=port or free_port())
-    signal.signal(signal.SIGTERM, _interrupt)
+    # SIGINT too: a shell that starts this in the background has it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         stack.prepare()
         sys.stdout.write(f"web: {stack.url}/admin/   settings: {var_dir / 'stack.env'}\n")

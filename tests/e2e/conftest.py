@@ -86,7 +86,10 @@ def whole_line(tokenizer_folder: Path) -> Iterator[Line]:
         )
         body = {"policy": policy["id"], "url": server.url, "kind": "vllm", "max_in_flight": 64}
         trainer.call("POST", "/inference-servers/", body)
-        yield Line(stack, server, trainer, Trainer(stack.url, operator), policy["id"])
+        operator_client = Trainer(stack.url, operator)
+        yield Line(stack, server, trainer, operator_client, policy["id"])
+        operator_client.close()
+        trainer.close()
     finally:
         server.kill()
         stack.stop()

@@ -1,6 +1,7 @@
 """The line's own properties: stages overlap, batches leave, sandboxes are clean, cancel works."""
 
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
@@ -154,14 +155,14 @@ def test_cancel_in_each_state_removes_the_sandbox(
 def test_another_trainer_sees_and_changes_nothing(line: Line) -> None:
     experiment = line.experiment()
     token = line.stack.manage("create_trainer", "mallory", "--quiet").strip()
-    mallory = Trainer(line.stack.url, token)
 
-    for method, path in (
-        ("GET", f"/experiments/{experiment}/"),
-        ("POST", f"/experiments/{experiment}/stop/"),
-        ("POST", f"/experiments/{experiment}/batches/"),
-    ):
-        with pytest.raises(ServiceRefused, match=r"404.*not_found"):
-            mallory.call(method, path, {} if method == "POST" else None)
+    with closing(Trainer(line.stack.url, token)) as mallory:
+        for method, path in (
+            ("GET", f"/experiments/{experiment}/"),
+            ("POST", f"/experiments/{experiment}/stop/"),
+            ("POST", f"/experiments/{experiment}/batches/"),
+        ):
+            with pytest.raises(ServiceRefused, match=r"404.*not_found"):
+                mallory.call(method, path, {} if method == "POST" else None)
 
     assert line.trainer.call("GET", f"/experiments/{experiment}/")["state"] == "active"
