@@ -23,6 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.broker)
             item.add_marker(pytest.mark.sandbox)
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def _need(condition: bool, reason: str) -> None:
