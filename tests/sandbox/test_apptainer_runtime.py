@@ -169,7 +169,7 @@ def test_root_inside_is_harmless(
         "for f in /proc/sys/kernel/core_pattern /proc/sysrq-trigger; do"
         " (echo x > $f) 2>/dev/null && echo wrote $f; done;"
         "find /sys/fs/cgroup -maxdepth 3 -name 'cgroup.procs' -writable; cat /proc/1/comm;"
-        "hostname; ls /work /root/.ssh 2>/dev/null; true",
+        f"hostname; ls {Path(__file__).parent} /root/.ssh 2>/dev/null; true",
     )
 
     assert shown == "NoNewPrivs:\t1\nNoNewPrivs:\t1\nappinit\nsandbox\n"
