@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
+
 from rollouts.exceptions import InfraFault
 from rollouts.handlers.base import AgentContext, AgentResult, Budget
 from rollouts.handlers.registry import get_handler
@@ -82,7 +84,9 @@ def _run_agent(
     generate = _Generate(held, policy, sampling, budgets, renderer.stop_token_ids, rollout)
     tools = build_tools(
         environment.tools,
-        {"bash": {"timeout_seconds": budgets.tool_seconds}} if "bash" in environment.tools else {},
+        {"bash": {"timeout_seconds": min(budgets.tool_seconds, settings.TOOL_CALL_LIMIT_SECONDS)}}
+        if "bash" in environment.tools
+        else {},
     )
     shell = _open_shell(sandbox, journal) if rollout.needs_sandbox else None
     limit = rollout.group.task.payload.get("agent_timeout_seconds") or budgets.run_seconds
