@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.runtime import wire
+from sandboxes.runtime.argv import copy_argv
 from sandboxes.runtime.exceptions import StartFailed
 from sandboxes.runtime.jobs import Channel, remove, succeed
-from sandboxes.runtime.layout import Layout, write_record
+from sandboxes.runtime.layout import Layout, read_record, write_record
 from sandboxes.runtime.overlay import find_layers
 from sandboxes.runtime.processes import kill_marked, read_stat
 
@@ -39,23 +39,32 @@ def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
         _fill(layout, spec)
         stat = read_stat(os.getpid())
         assert stat is not None
-        record = {"pid": stat.pid, "start_ticks": stat.start_ticks, "driver": DRIVER}
-        write_record(instance / "record.json", spec | record)
+        record = spec | {"pid": stat.pid, "start_ticks": stat.start_ticks, "driver": DRIVER}
+        record |= {"keeper_pid": stat.pid, "keeper_ticks": stat.start_ticks, "ready": True}
+        home = os.open(instance, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        write_record(instance / "record.json", record)
         succeed(channel, pid=stat.pid, start_ticks=stat.start_ticks)
     except BaseException:
         remove(layout, None, [instance])
         raise
     channel.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(spec["limits"]["lifetime_seconds"])
-    write_record(instance / "ended.json", {"reason": "lifetime", "at": time.time()})
-    kill_marked(f"{MARKER}={instance}")
+    _wait_for_lifetime(layout, Path(f"/proc/self/fd/{home}"), record)
+
+
+def _wait_for_lifetime(layout: Layout, home: Path, record: dict[str, Any]) -> None:
+    """Wait for the end of the lifetime, which a hand-out begins anew, and end what is left."""
+    while signal.sigtimedwait([signal.SIGUSR1], record["limits"]["lifetime_seconds"]):
+        record = read_record(home / "record.json") or record
+    write_record(home / "ended.json", {"reason": "lifetime", "at": time.time()})
+    kill_marked(f"{MARKER}={layout.instance(record['name'])}")
 
 
 def _fill(layout: Layout, spec: dict[str, Any]) -> None:
     folder = folder_of(layout, spec["name"])
     folder.mkdir()
     for layer in reversed(find_layers(layout, spec["layers"], DRIVER)):
-        shutil.copytree(layer, folder, symlinks=True, dirs_exist_ok=True)
+        subprocess.run(copy_argv(None, str(layer), str(folder)), check=True)
     for path in (spec["workdir"], _TMP, "/root"):
         subprocess.run(["/bin/mkdir", "-p", "--", f"{folder}{path}"], check=True)

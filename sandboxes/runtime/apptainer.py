@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import shutil
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-from sandboxes.runtime import doctor, files, keeper
+from sandboxes.images.specs import ImageSpec
+from sandboxes.images.store import ImageStore
+from sandboxes.runtime import cgroups, delegation, doctor, files, keeper
 from sandboxes.runtime.account import Account
 from sandboxes.runtime.argv import (
-    HOST_PATH,
+    GPU_ENV,
     SANDBOX_ENV,
+    Overlay,
     Tools,
     Words,
-    bash_argv,
     engine_env,
     engine_exec_argv,
     enter_argv,
     find_tools,
     program_argv,
+    shell_argv,
 )
+from sandboxes.runtime.base import SpawnerRuntime
+from sandboxes.runtime.delegation import Delegation, enforcement
 from sandboxes.runtime.exceptions import (
     EnterFailed,
     ImageMissing,
-    ImageUnusable,
-    RuntimeMissing,
     SandboxGone,
     StartFailed,
-    StartTimeout,
-    StopFailed,
 )
-from sandboxes.runtime.jobs import KILL_SECONDS, REMOVE_SECONDS, UNPACK_SECONDS
-from sandboxes.runtime.layout import NAME_PATTERN, Layout, make_root, read_record
+from sandboxes.runtime.interpreter import Interpreter
+from sandboxes.runtime.layout import read_record
+from sandboxes.runtime.overlay import known_driver
 from sandboxes.runtime.processes import ends_soon, is_running
 from sandboxes.runtime.program import run_program
 from sandboxes.runtime.protocol import (
-    DEFAULT_OUTPUT_BYTES,
-    Cancelled,
     Checks,
     ExecResult,
     Limits,
@@ -49,63 +49,87 @@ from sandboxes.runtime.protocol import (
     SandboxHandle,
     SandboxSpec,
 )
-from sandboxes.runtime.shell import BashSession
-from sandboxes.runtime.spawner import Spawner
+from sandboxes.runtime.python_session import KernelSession, kernel_argv
+from sandboxes.runtime.sessions import DEFAULT_OUTPUT_BYTES, Cancelled
+from sandboxes.runtime.shell import PersistentShell
 from sandboxes.runtime.terminal import Terminal
+from sandboxes.runtime.usage import OWN_LIMITS
 
-_STOP_SECONDS = KILL_SECONDS + REMOVE_SECONDS
+_UNPACK_SECONDS = 900.0
 
 
-class ApptainerRuntime:
-    """Run sandboxes of one deployment below `root`; see `Runtime` for every method.
+_END_NOTE_SECONDS = 2.0
 
-    `root` is made when missing and given to `account`; its parents must let the account
-    pass. Names begin with `prefix`, and nothing of another name is touched.
-    """
 
-    def __init__(self, root: Path, prefix: str, account: Account) -> None:
-        self._layout = Layout(root.absolute())
-        self._prefix = prefix
-        self._account = account
+class ApptainerRuntime(SpawnerRuntime):
+    """Run sandboxes of one deployment below `root`; see `Runtime` for every method."""
+
+    _START = "start"
+
+    def __init__(
+        self,
+        root: Path,
+        prefix: str,
+        account: Account,
+        *,
+        groups: str = delegation.AUTO,
+        engine: str = "",
+        overlay: Overlay = "auto",
+    ) -> None:
+        """Keep instances below `root`.
+
+        `groups` is `Delegation.wanted`; `engine` and `overlay` are `find_tools`' own.
+        """
+        super().__init__(root, prefix, account)
+        self._delegation = Delegation(self._layout.root, account, groups)
+        self._engine = engine
+        self._overlay: Overlay = overlay
         self._lock = threading.Lock()
         self._found: Tools | None = None
-        make_root(self._layout.root, account)
-        self._spawner = Spawner(root=self._layout.root, account=account)
-
-    @property
-    def root(self) -> Path:
-        """Return the folder that holds instances and layers."""
-        return self._layout.root
+        self._images = ImageStore(self._layout.root, account)
 
     def prepare(self) -> None:
         """Start the spawner: call it before the worker starts threads; raises RuntimeMissing."""
         tools = self._tools()
         self._spawner.start()
-        self._spawner.request({"op": "sweep", "tools": asdict(tools)}).close()  # not awaited
+        message = {"op": "sweep", "tools": asdict(tools), "cgroups": self._delegated()}
+        self._spawner.request(message).close()  # not awaited
 
     def start(
         self, spec: SandboxSpec, *, timeout_seconds: float, cancelled: Cancelled | None = None
     ) -> SandboxHandle:
-        """Start an instance; see `Runtime.start`."""
+        """Start an instance, or hand out one started ahead; see `Runtime.start`."""
         self._check_name(spec.name)
         if not spec.workdir.startswith("/"):
             raise StartFailed(f"workdir is not an absolute path: {spec.workdir!r}")
-        image = self._find_image(Path(spec.image), cancelled)
-        message = {
-            "op": "start",
-            "tools": asdict(self._tools()),
-            "timeout_seconds": timeout_seconds,
-            "spec": spec.as_dict() | {"image": str(image)},
-        }
-        result = self._spawner.run_job(
-            message, timeout_seconds=timeout_seconds + KILL_SECONDS, cancelled=cancelled
-        )
-        return SandboxHandle(
-            name=spec.name,
-            pid=int(result["pid"]),
-            start_ticks=int(result["start_ticks"]),
-            layer=spec.name,
-        )
+        found = self._found_spec(spec, cancelled)
+        return self._hand_out(found) or self._start(found, timeout_seconds, cancelled)
+
+    def warm(self, spec: SandboxSpec, *, timeout_seconds: float) -> str:
+        """Start an instance ahead; see `Runtime.warm`."""
+        found = self._found_spec(spec, None)
+        return super().warm(replace(spec, image=found["image"]), timeout_seconds=timeout_seconds)
+
+    def find_image(self, image: str) -> str:
+        """Return the folder that sandboxes of an image start from; see `Runtime.find_image`."""
+        return str(self._find_image(Path(image), None))
+
+    def image_key(self, image: str) -> str:
+        """Return what tells an image's content from another's; see `Runtime.image_key`."""
+        path = Path(image).absolute()
+        cached = self._images.note_use(path)
+        if cached:
+            return cached
+        if path.is_file():
+            return _content_key(path, path.stat().st_mtime_ns)
+        digest = path / ".singularity.d" / "digest"
+        try:
+            if digest.is_file():
+                return digest.read_text().strip()[:128]
+            stat = path.stat()
+        except OSError as fault:
+            raise ImageMissing(f"no image {path} on this node: {fault.strerror}") from None
+        return f"{path}:{stat.st_ino}:{stat.st_mtime_ns}"
 
     def exec(
         self,
@@ -122,7 +146,7 @@ class ApptainerRuntime:
         """Run a program in the instance; see `Runtime.exec`."""
         record = self._record(handle)
         program = program_argv(argv, cwd=cwd or record["workdir"])
-        inside = SANDBOX_ENV | record["env"] | dict(env or {})
+        inside = _environment(record, env)
         words, outside = self._enter(record, program, inside)
         result, entered = run_program(
             self._spawner,
@@ -147,17 +171,39 @@ class ApptainerRuntime:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-    ) -> BashSession:
-        """Open a bash in the instance; see `Runtime.open_shell`."""
+        terminal: bool = True,
+    ) -> PersistentShell:
+        """Open a shell in the instance; see `Runtime.open_shell`."""
         record = self._record(handle)
-        inside = SANDBOX_ENV | record["env"] | dict(env or {})
-        words, outside = self._enter(record, bash_argv(), inside)
+        inside = _environment(record, env)
+        words, outside = self._enter(record, shell_argv(), inside)
         open_terminal = functools.partial(
-            Terminal, self._spawner, words, env=outside, limits=_rlimits(record)
+            Terminal,
+            self._spawner,
+            words,
+            env=outside,
+            limits=_rlimits(record),
+            piped=not terminal,
         )
-        return BashSession(
+        return PersistentShell(
             open_terminal, functools.partial(self.alive, handle), cwd or record["workdir"]
         )
+
+    def open_python(
+        self,
+        handle: SandboxHandle,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> KernelSession:
+        """Open a Python interpreter in the instance; see `Runtime.open_python`."""
+        record = self._record(handle)
+        program = program_argv(kernel_argv(), cwd=cwd or record["workdir"])
+        words, outside = self._enter(record, program, _environment(record, env))
+        start = functools.partial(
+            Interpreter, self._spawner, words, env=outside, limits=_rlimits(record)
+        )
+        return KernelSession(start, functools.partial(self.alive, handle))
 
     def read_file(self, handle: SandboxHandle, path: str, *, max_bytes: int) -> bytes:
         """Read a file; see `Runtime.read_file`."""
@@ -173,66 +219,66 @@ class ApptainerRuntime:
         """Write files; see `Runtime.write_files`."""
         files.write_files(self._file_execute(handle), files_)
 
-    def freeze(self, handle: SandboxHandle) -> str:
-        """End the instance and keep its layer; see `Runtime.freeze`."""
-        self._check_name(handle.name)
-        result = self._job("freeze", name=handle.name)
-        return str(result["reference"])
-
-    def discard_layer(self, ref: str) -> None:
-        """Delete a frozen layer; see `Runtime.discard_layer`."""
-        self._job("discard", reference=ref)
-
-    def stop(self, name: str) -> None:
-        """End an instance by name; see `Runtime.stop`."""
-        self._check_name(name)
-        self._job("stop", name=name)
-
     def alive(self, handle: SandboxHandle) -> bool:
         """Tell whether the instance of the handle runs."""
         return is_running(handle.pid, handle.start_ticks)
 
-    def list(self) -> list[str]:
-        """Return the names below our prefix, the ended ones that were not stopped included."""
-        return self._layout.names(self._prefix)
-
-    def list_layers(self) -> Words:
-        """Return the references of the frozen layers on this node, sorted."""
-        return self._layout.references()
-
     def check(self) -> Checks:
         """Return what this node has and misses; starts nothing that stays."""
-        return doctor.check_node(self._layout.root, self._account, self._spawner)
+        return doctor.check_node(
+            self._layout.root, self._account, self._spawner, self.enforcement(), self._tools
+        )
+
+    def enforcement(self) -> dict[str, str]:
+        """Return how each limit is kept here; see `Runtime.enforcement`."""
+        return enforcement(self._delegated(), self._delegation.version)
 
     def close(self) -> None:
         """End the spawner; instances go on."""
-        self._spawner.close()
+        super().close()
+        self._delegation.close()
 
-    def _job(self, kind: str, **details: Any) -> dict[str, Any]:
-        message = {"op": kind, "tools": asdict(self._tools()), **details}
-        try:
-            return self._spawner.run_job(message, timeout_seconds=_STOP_SECONDS)
-        except StartTimeout as fault:
-            raise StopFailed(f"{kind} {details}: {fault}") from None
+    def _delegated(self) -> dict[str, str]:
+        return self._delegation.folders(self._spawner.pid)
+
+    def _driver(self) -> str:
+        return known_driver(self._layout, self._tools())
+
+    def _tool_paths(self) -> dict[str, Any]:
+        return asdict(self._tools())
+
+    def _found_spec(self, spec: SandboxSpec, cancelled: Cancelled | None) -> dict[str, Any]:
+        image = self._find_image(Path(spec.image), cancelled)
+        return spec.as_dict() | {"image": str(image)}
 
     def _tools(self) -> Tools:
         with self._lock:
             if self._found is None:
-                self._found = find_tools()
+                self._found = find_tools(engine=self._engine, overlay=self._overlay)
             return self._found
-
-    def _check_name(self, name: str) -> None:
-        if not name.startswith(self._prefix) or not NAME_PATTERN.fullmatch(name):
-            raise StartFailed(f"a sandbox name here begins with {self._prefix!r}: {name!r}")
 
     def _require(self, handle: SandboxHandle) -> None:
         if self.alive(handle):
             return
-        ended = read_record(self._layout.instance(handle.name) / "ended.json") or {}
-        reason = f" (ended at its limit: {ended['reason']})" if "reason" in ended else ""
+        reason = self._why_ended(handle.name)
+        own = reason in OWN_LIMITS
+        why = f" (ended at its limit: {reason})" if own else f" (ended: {reason})" if reason else ""
         raise SandboxGone(
-            f"sandbox {handle.name} no longer runs{reason}", limit=ended.get("reason")
+            f"sandbox {handle.name} no longer runs{why}", limit=reason if own else None
         )
+
+    def _why_ended(self, name: str) -> str:
+        """Return what the keeper wrote, waiting a moment: the kernel ends an instance as well."""
+        folder = self._layout.instance(name)
+        record = read_record(folder / "record.json") or {}
+        keeper, ticks = int(record.get("keeper_pid", 0)), int(record.get("keeper_ticks", 0))
+        deadline = time.monotonic() + _END_NOTE_SECONDS
+        while True:
+            guarded = is_running(keeper, ticks)
+            ended = read_record(folder / "ended.json")
+            if ended is not None or not guarded or time.monotonic() > deadline:
+                return str((ended or {}).get("reason", ""))
+            time.sleep(0.01)
 
     def _record(self, handle: SandboxHandle) -> dict[str, Any]:
         self._require(handle)
@@ -263,25 +309,15 @@ class ApptainerRuntime:
     def _find_image(self, image: Path, cancelled: Cancelled | None) -> Path:
         image = image.absolute()
         if image.is_dir():
+            self._images.note_use(image)
             return image
         if not image.is_file():
             raise ImageMissing(f"no image {image} on this node")
-        unsquashfs = shutil.which("unsquashfs", path=HOST_PATH)
-        if unsquashfs is None:
-            raise RuntimeMissing("unsquashfs is missing: install squashfs-tools")
-        try:
-            key = _content_key(image, image.stat().st_mtime_ns)
-        except PermissionError:
-            raise ImageUnusable(f"{image} cannot be read") from None
-        ready = self._layout.root / "images" / key
-        if ready.is_dir():
-            return ready
-        result = self._spawner.run_job(
-            {"op": "unpack", "source": str(image), "key": key, "unsquashfs": unsquashfs},
-            timeout_seconds=UNPACK_SECONDS,
-            cancelled=cancelled,
+        spec = ImageSpec(name=image.name, source=str(image))
+        found = self._images.find(spec) or self._images.get(
+            spec, timeout_seconds=_UNPACK_SECONDS, cancelled=cancelled
         )
-        return Path(result["image"])
+        return Path(found.folder)
 
 
 @functools.lru_cache(maxsize=256)
@@ -290,6 +326,18 @@ def _content_key(image: Path, _changed: int) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _rlimits(record: dict[str, Any]) -> dict[str, int | None]:
-    limits = Limits(**record["limits"])
-    return {"processes": limits.processes, "file_bytes": limits.disk_bytes}
+def _environment(record: dict[str, Any], env: Mapping[str, str] | None) -> dict[str, str]:
+    gpu = GPU_ENV if record.get("gpu") else {}
+    return {**SANDBOX_ENV, **gpu, **record["env"], **(env or {})}
+
+
+def _rlimits(record: dict[str, Any]) -> dict[str, Any]:
+    limits, groups = Limits(**record["limits"]), record.get("cgroups") or {}
+    most = limits.processes
+    if most is not None:
+        most = None if "pids" in groups else most + int(record.get("resting_tasks", 0))
+    return {
+        "processes": most,
+        "file_bytes": limits.disk_bytes,
+        "cgroups": cgroups.entrances(groups),
+    }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from sandboxes.runtime.account import Account
-from sandboxes.runtime.argv import HOST_PATH, engine_env, find_tools
+from sandboxes.runtime.argv import HOST_PATH, Tools, engine_env, find_tools
 from sandboxes.runtime.exceptions import SandboxFault
 from sandboxes.runtime.program import run_program
 from sandboxes.runtime.protocol import Check
@@ -16,17 +18,65 @@ from sandboxes.runtime.spawner import Spawner
 _FREE_BYTES = 5 * 1024**3
 _INSTALL = "run scripts/install-apptainer as root"
 _SECONDS = 20.0
+_OVERLAY_SECONDS = 90.0
+
+_WAYS = {
+    "memory": {
+        "cgroup v2": "the kernel ends a sandbox as a whole",
+        "cgroup v1": "the kernel ends a process, the keeper the sandbox",
+        "watchdog": "looked at up to 16 times a second, more may be taken in between",
+    },
+    "cpu": {
+        "cgroup v2": "cpu.max",
+        "cgroup v1": "a quota of the fair scheduler",
+        "none": "Limits.cpus has no effect",
+    },
+    "processes": {
+        "cgroup v2": "pids.max",
+        "cgroup v1": "pids.max",
+        "rlimit": "RLIMIT_NPROC, which counts per user namespace",
+    },
+    "disk": {"watchdog": "blocks and files are counted, and no file is longer than the limit"},
+}
+_DELEGATE = (
+    "control groups would keep it better: run the worker in a systemd unit with Delegate=yes (or "
+    "under systemd-run --user --scope -p Delegate=yes), or as root where version 1 is mounted"
+)
 
 
-def check_node(root: Path, account: Account, spawner: Spawner) -> list[Check]:
-    """Return one finding per requirement; nothing stays behind."""
-    found = [_engine(root, spawner)]
+def check_node(
+    root: Path,
+    account: Account,
+    spawner: Spawner,
+    kept: Mapping[str, str],
+    wanted: Callable[[], Tools] = find_tools,
+) -> list[Check]:
+    """Return one finding per requirement, and one per limit; nothing stays behind.
+
+    `kept` says how each limit is kept, as `Runtime.enforcement` does; `wanted` finds the
+    tools that starts use.
+    """
+    try:
+        tools: Tools | None = wanted()
+        found = [_engine(root, spawner, wanted().engine)]
+    except SandboxFault as fault:
+        tools = None
+        found = [Check(name="apptainer", ok=False, detail=str(fault), remedy=_INSTALL)]
     found.append(_as_account(root, spawner, account))
-    found.append(_overlay(root, spawner))
+    found.append(_overlay(spawner, tools))
     found.append(_fuse(account))
     found.append(_program("unsquashfs", "squashfs-tools", "unpacks SIF images"))
     found.append(_disk(root))
+    found.extend(_limit(name, way) for name, way in kept.items())
     return found
+
+
+def _limit(name: str, way: str) -> Check:
+    """Tell how a limit is kept; one that this node cannot keep is no fault of the node."""
+    detail = f"{way}: {_WAYS[name][way]}"
+    if name != "disk" and not way.startswith("cgroup"):
+        detail += f"; {_DELEGATE}"
+    return Check(name=f"limit: {name}", ok=True, detail=detail)
 
 
 def _run(spawner: Spawner, root: Path, argv: list[str]) -> tuple[int, str]:
@@ -49,11 +99,7 @@ def _run(spawner: Spawner, root: Path, argv: list[str]) -> tuple[int, str]:
     return (code, said) if code is not None else (1, f"no answer within {_SECONDS:g} s")
 
 
-def _engine(root: Path, spawner: Spawner) -> Check:
-    try:
-        engine = find_tools().engine
-    except SandboxFault as fault:
-        return Check(name="apptainer", ok=False, detail=str(fault), remedy=_INSTALL)
+def _engine(root: Path, spawner: Spawner, engine: str) -> Check:
     code, said = _run(spawner, root, [engine, "--version"])
     remedy = "" if code == 0 else f"{engine} does not run: {_INSTALL}"
     return Check(name="apptainer", ok=code == 0, detail=f"{engine}: {said}", remedy=remedy)
@@ -67,29 +113,23 @@ def _as_account(root: Path, spawner: Spawner, account: Account) -> Check:
     return Check(name="account", ok=ok, detail=detail, remedy=remedy)
 
 
-def _overlay(root: Path, spawner: Spawner) -> Check:
-    """Delete a directory of a lower layer in an overlay of a user namespace: the real need."""
-    script = (
-        "d=$(mktemp -d tmp/check.XXXXXX) && mkdir -p $d/l/x $d/u $d/w $d/m"
-        ' && trap "unshare -U -r -- rm -rf $d" EXIT'
-        " && unshare -U -r -m -- sh -c 'mount -t overlay overlay -o userxattr,lowerdir=$1/l,"
-        "upperdir=$1/u,workdir=$1/w $1/m && rmdir $1/m/x && mkdir $1/m/x; s=$?; umount $1/m;"
-        " exit $s' sh $d"
-    )
-    code, said = _run(spawner, root, ["/bin/sh", "-c", script])
-    remedy = (
-        ""
-        if code == 0
-        else "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
-        "user.max_user_namespaces > 0, kernel.apparmor_restrict_unprivileged_userns=0), a kernel "
-        "of 5.11 or newer, and a local file system (not NFS) below the sandbox folder"
-    )
-    return Check(
-        name="user namespaces and overlay",
-        ok=code == 0,
-        detail=said or "a directory of a lower layer was deleted and made again",
-        remedy=remedy,
-    )
+def _overlay(spawner: Spawner, tools: Tools | None) -> Check:
+    """Try the overlay drivers as a start does: a directory of a lower layer is replaced."""
+    name = "user namespaces and overlay"
+    if tools is None:
+        return Check(name=name, ok=False, detail="the tools are missing", remedy=_INSTALL)
+    try:
+        message = {"op": "driver", "tools": asdict(tools)}
+        found = spawner.run_job(message, timeout_seconds=_OVERLAY_SECONDS)
+    except SandboxFault as fault:
+        remedy = (
+            "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+            "user.max_user_namespaces > 0, kernel.apparmor_restrict_unprivileged_userns=0); the "
+            "kernel's overlay wants Linux 5.11 and a local file system (not NFS) below the "
+            "sandbox folder, fuse-overlayfs wants /dev/fuse"
+        )
+        return Check(name=name, ok=False, detail=str(fault), remedy=remedy)
+    return Check(name=name, ok=True, detail=f"{found['driver']} replaced a directory of an image")
 
 
 def _fuse(account: Account) -> Check:

@@ -47,6 +47,16 @@ class StartTimeout(SandboxFault):
     code = "sandbox.start_timeout"
 
 
+class SetupFailed(SandboxFault):
+    """Say that a setup script in a sandbox failed or did not end in time."""
+
+    code = "sandbox.setup_failed"
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
 class StopFailed(SandboxFault):
     """Say that an instance or its folder could not be removed."""
 
@@ -56,8 +66,8 @@ class StopFailed(SandboxFault):
 class SandboxGone(SandboxFault):
     """Say that the instance behind a handle no longer runs.
 
-    `limit` names the limit that ended it (lifetime, memory, disk); None when none did, or when it
-    is not known.
+    `limit` names the limit that ended it (lifetime, memory, disk); None when none did, when it is
+    not known, and when the node was at fault: its disk was nearly full, or the watchdog failed.
     """
 
     code = "sandbox.gone"
@@ -77,6 +87,12 @@ class ShellFailed(SandboxFault):
     """Say that an interactive shell could not be started or replaced."""
 
     code = "sandbox.shell_failed"
+
+
+class PythonFailed(SandboxFault):
+    """Say that a Python interpreter could not be started or replaced."""
+
+    code = "sandbox.python_failed"
 
 
 class FileMissing(SandboxFault):

@@ -8,6 +8,8 @@ from typing import Literal, assert_never
 
 from sandboxes.runtime.account import Account, resolve_account
 from sandboxes.runtime.apptainer import ApptainerRuntime
+from sandboxes.runtime.argv import Overlay
+from sandboxes.runtime.delegation import AUTO
 from sandboxes.runtime.exceptions import RuntimeMissing
 from sandboxes.runtime.fake import FakeRuntime
 from sandboxes.runtime.local import LocalRuntime
@@ -16,15 +18,31 @@ from sandboxes.runtime.protocol import Runtime
 RuntimeKind = Literal["apptainer", "local", "fake"]
 
 
-def make_runtime(kind: RuntimeKind, root: Path, prefix: str, account: str | None) -> Runtime:
+def make_runtime(
+    kind: RuntimeKind,
+    root: Path,
+    prefix: str,
+    account: str | None,
+    *,
+    groups: str = AUTO,
+    engine: str = "",
+    overlay: Overlay = "auto",
+) -> Runtime:
     """Make a runtime over `root`, call it before threads start; `close` it at the end.
 
     `account` names whom root drops to (None: `prorl-sandbox`) and is not looked at
-    otherwise. Raises RuntimeMissing.
+    otherwise; the options are `ApptainerRuntime`'s. Raises RuntimeMissing.
     """
     match kind:
         case "apptainer":
-            apptainer = ApptainerRuntime(root, prefix, resolve_account(account))
+            apptainer = ApptainerRuntime(
+                root,
+                prefix,
+                resolve_account(account),
+                groups=groups,
+                engine=engine,
+                overlay=overlay,
+            )
             apptainer.prepare()
             return apptainer
         case "local":

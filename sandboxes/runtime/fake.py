@@ -6,33 +6,32 @@ from __future__ import annotations
 
 import itertools
 import posixpath
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from sandboxes.runtime.exceptions import (
     FileMissing,
-    LayerMissing,
     OutputTooLarge,
+    SandboxCancelled,
     SandboxGone,
     StartFailed,
 )
+from sandboxes.runtime.fake_layers import FakeLayers, Files
+from sandboxes.runtime.fake_python import FakePython
+from sandboxes.runtime.fake_shell import FakeShell
 from sandboxes.runtime.files import clean_path
-from sandboxes.runtime.protocol import (
-    DEFAULT_OUTPUT_BYTES,
-    Cancelled,
-    Check,
-    Checks,
-    CommandResult,
-    ExecResult,
-    SandboxHandle,
-    SandboxSpec,
-    ShellState,
-)
+from sandboxes.runtime.layers import reference_of
+from sandboxes.runtime.layout import NAME_PATTERN, WARM
+from sandboxes.runtime.protocol import Check, Checks, ExecResult, SandboxHandle, SandboxSpec
+from sandboxes.runtime.sessions import DEFAULT_OUTPUT_BYTES, Cancelled, CommandResult
 from sandboxes.runtime.streams import HeadTail
+from sandboxes.runtime.warm import shape
 
 Names = list[str]
-Files = dict[str, tuple[bytes, int]]
 
 
 @dataclass
@@ -55,6 +54,7 @@ class Answer:
     stderr: str = ""
     timed_out: bool = False
     shell_restarted: bool = False
+    running: bool = False
 
 
 Script = Callable[[FakeSandbox, str, bytes], Answer]
@@ -76,10 +76,11 @@ class FakeRuntime:
     def __init__(self, prefix: str = "", script: Script = echo_script) -> None:
         self.script = script
         self.sandboxes: dict[str, FakeSandbox] = {}
-        self.layers: dict[str, Files] = {}
+        self.layers = FakeLayers(self._layers_in_use)
         self.calls: list[tuple[str, str]] = []
         self._prefix = prefix
         self._faults: dict[str, list[Exception]] = {}
+        self._warm: dict[str, SandboxSpec] = {}
         self._pids = itertools.count(100_000_000)  # above the kernel's largest pid
         self._lock = threading.RLock()
 
@@ -97,16 +98,18 @@ class FakeRuntime:
         """Make a sandbox that holds the files of its layers."""
         with self._lock:
             self._enter("start", spec.name)
-            if not spec.name.startswith(self._prefix) or spec.name in self.sandboxes:
-                raise StartFailed(f"not a free name under {self._prefix!r}: {spec.name!r}")
-            found: Files = {}
-            for reference in reversed(spec.layers):
-                if reference not in self.layers:
-                    raise LayerMissing(f"no layer {reference}")
-                found |= self.layers[reference]
+            self._check_name(spec.name)
+            if spec.name in self.sandboxes:
+                raise StartFailed(f"the name {spec.name} is in use")
+            if cancelled is not None and cancelled():
+                raise SandboxCancelled(f"the start of {spec.name} was given up")
+            found = self.layers.merged(spec.layers)
             handle = SandboxHandle(
                 name=spec.name, pid=next(self._pids), start_ticks=1, layer=spec.name
             )
+            fits = [n for n, ahead in self._warm.items() if shape(ahead) == shape(spec)]
+            for name in fits[:1]:
+                del self._warm[name]
             self.sandboxes[spec.name] = FakeSandbox(spec, handle, found, spec.workdir)
             return handle
 
@@ -142,12 +145,25 @@ class FakeRuntime:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        terminal: bool = True,
     ) -> FakeShell:
         """Open a scripted shell."""
         with self._lock:
             sandbox = self._find("open_shell", handle)
             sandbox.cwd = cwd or sandbox.spec.workdir
             return FakeShell(self, handle)
+
+    def open_python(
+        self,
+        handle: SandboxHandle,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> FakePython:
+        """Open a scripted interpreter."""
+        with self._lock:
+            self._find("open_python", handle)
+            return FakePython(partial(self.exec, handle))
 
     def read_file(self, handle: SandboxHandle, path: str, *, max_bytes: int) -> bytes:
         """Read a file of the sandbox."""
@@ -171,25 +187,87 @@ class FakeRuntime:
             sandbox = self._find("write_files", handle)
             sandbox.files |= {clean_path(path): value for path, value in files_.items()}
 
-    def freeze(self, handle: SandboxHandle) -> str:
+    def freeze(self, handle: SandboxHandle, *, key: str = "") -> str:
         """End the sandbox and keep its files."""
         with self._lock:
             sandbox = self._find("freeze", handle)
-            reference = f"layer-{handle.pid:032x}"
-            self.layers[reference] = dict(sandbox.files)
+            reference = reference_of(key) if key else f"layer-{handle.pid:032x}"
             del self.sandboxes[handle.name]
-            return reference
+            return self.layers.keep(
+                reference, sandbox.files, sandbox.spec.layers, image=sandbox.spec.image
+            )
+
+    def snapshot(self, handle: SandboxHandle) -> str:
+        """Copy the sandbox's files."""
+        with self._lock:
+            sandbox = self._find("snapshot", handle)
+            reference = f"layer-{next(self._pids):032x}"
+            return self.layers.keep(
+                reference, sandbox.files, sandbox.spec.layers, image=sandbox.spec.image
+            )
+
+    def layer_image(self, ref: str) -> str:
+        """Return the image below a layer."""
+        return self.layers.image(ref)
+
+    def find_layer(self, key: str) -> str | None:
+        """Return the prepared layer of a key."""
+        self._enter("find_layer", key)
+        return self.layers.find(key)
+
+    def hold_layer(
+        self, key: str, *, timeout_seconds: float, cancelled: Cancelled | None = None
+    ) -> AbstractContextManager[None]:
+        """Hold a lock of that key."""
+        return self.layers.hold(key, timeout_seconds=timeout_seconds, cancelled=cancelled)
+
+    def evict_layers(self, *, keep_bytes: int) -> int:
+        """Forget the oldest prepared layers that nothing lies upon."""
+        return self.layers.evict(keep_bytes)
+
+    def layer_bytes(self) -> int:
+        """Return the bytes in the prepared layers."""
+        return self.layers.size()
+
+    def image_key(self, image: str) -> str:
+        """Return the image's own name."""
+        return image
+
+    def find_image(self, image: str) -> str:
+        """Return the image's own name."""
+        return image
+
+    def warm(self, spec: SandboxSpec, *, timeout_seconds: float) -> str:
+        """Remember a sandbox that the next fitting start takes."""
+        with self._lock:
+            self._enter("warm", spec.name)
+            name = f"{self._prefix}{WARM}{next(self._pids)}"
+            self._warm[name] = replace(spec, name=name)
+            return name
+
+    def list_warm(self) -> dict[str, SandboxSpec]:
+        """Return what was started ahead and not taken."""
+        with self._lock:
+            return dict(self._warm)
+
+    def listen(self, handle: SandboxHandle, port: int) -> socket.socket:
+        """Listen on the host's loopback."""
+        with self._lock:
+            self._find("listen", handle)
+        return socket.create_server(("127.0.0.1", port))
 
     def discard_layer(self, ref: str) -> None:
         """Forget a layer."""
         with self._lock:
             self._enter("discard_layer", ref)
-            self.layers.pop(ref, None)
+            self.layers.discard(ref)
 
     def stop(self, name: str) -> None:
         """Forget a sandbox."""
         with self._lock:
             self._enter("stop", name)
+            self._check_name(name)
+            self._warm.pop(name, None)
             self.sandboxes.pop(name, None)
 
     def alive(self, handle: SandboxHandle) -> bool:
@@ -204,9 +282,12 @@ class FakeRuntime:
             return sorted(self.sandboxes)
 
     def list_layers(self) -> Names:
-        """Return the references of the layers, sorted."""
-        with self._lock:
-            return sorted(self.layers)
+        """Return the references of the layers, the prepared ones excepted, sorted."""
+        return self.layers.frozen()
+
+    def enforcement(self) -> dict[str, str]:
+        """Say that no limit is kept."""
+        return dict.fromkeys(("memory", "cpu", "processes", "disk"), "none")
 
     def check(self) -> Checks:
         """Say that this is the fake."""
@@ -226,13 +307,23 @@ class FakeRuntime:
             output, truncated = _cap(answer.output, output_bytes)
             return CommandResult(
                 output=output.decode(),
-                exit_code=None if answer.timed_out else answer.exit_code,
+                exit_code=None if answer.timed_out or answer.running else answer.exit_code,
                 cwd=sandbox.cwd,
                 duration_seconds=0.0,
                 truncated=truncated,
                 timed_out=answer.timed_out,
                 shell_restarted=answer.shell_restarted,
+                running=answer.running,
             )
+
+    def _layers_in_use(self) -> set[str]:
+        with self._lock:
+            specs = [sandbox.spec for sandbox in self.sandboxes.values()]
+            return {name for spec in (*specs, *self._warm.values()) for name in spec.layers}
+
+    def _check_name(self, name: str) -> None:
+        if not name.startswith(self._prefix) or not NAME_PATTERN.fullmatch(name):
+            raise StartFailed(f"a sandbox name here begins with {self._prefix!r}: {name!r}")
 
     def _enter(self, method: str, name: str) -> None:
         self.calls.append((method, name))
@@ -246,44 +337,6 @@ class FakeRuntime:
         if found is None or found.handle != handle:
             raise SandboxGone(f"sandbox {handle.name} no longer runs")
         return found
-
-
-class FakeShell:
-    """Pass commands to the runtime's script; see `ShellSession`."""
-
-    def __init__(self, runtime: FakeRuntime, handle: SandboxHandle) -> None:
-        self._runtime = runtime
-        self._handle = handle
-        self._state = ShellState(cwd=runtime.sandboxes[handle.name].cwd, exports="")
-
-    def run(
-        self,
-        command: str,
-        *,
-        timeout_seconds: float,
-        output_bytes: int = DEFAULT_OUTPUT_BYTES,
-        cancelled: Cancelled | None = None,
-    ) -> CommandResult:
-        """Run a command through the script."""
-        if cancelled is not None and cancelled():
-            return CommandResult(
-                output="", exit_code=None, cwd=self._state.cwd, duration_seconds=0.0, cancelled=True
-            )
-        result = self._runtime.run_command(self._handle, command, output_bytes)
-        self._state = replace(self._state, cwd=result.cwd)
-        return result
-
-    def state(self) -> ShellState:
-        """Return the directory after the last command."""
-        return self._state
-
-    def restore(self, state: ShellState) -> None:
-        """Take over a directory."""
-        self._state = state
-        self._runtime.sandboxes[self._handle.name].cwd = state.cwd
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _cap(text: str, limit: int) -> tuple[bytes, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import shutil
 import signal
@@ -14,22 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sandboxes.runtime import wire
+from sandboxes.runtime import cgroups, wire
 from sandboxes.runtime.argv import HOST_PATH, Tools, remove_argv
 from sandboxes.runtime.exceptions import (
-    ImageUnusable,
     LayerMissing,
     SandboxFault,
     SandboxGone,
     StopFailed,
 )
 from sandboxes.runtime.layout import Layout, read_record, write_record
-from sandboxes.runtime.processes import is_running, kill_process, read_stat
-from sandboxes.runtime.sif import find_root_partition
+from sandboxes.runtime.overlay import choose_driver, forget_driver
+from sandboxes.runtime.processes import await_end, is_running, kill_process, read_stat
+from sandboxes.runtime.usage import folder_bytes
 
 KILL_SECONDS = 10.0
 REMOVE_SECONDS = 300.0
-UNPACK_SECONDS = 900.0
 
 Channel = Any
 Job = Callable[[Layout, Channel, wire.Message], None]
@@ -55,34 +54,54 @@ def succeed(channel: Channel, **value: Any) -> None:
     wire.send(channel, {"event": "result", **value})
 
 
+def find_driver(layout: Layout, channel: Channel, message: wire.Message) -> None:
+    """Report the overlay driver that a start would take now, tried again."""
+    tools = tools_of(message)
+    assert tools is not None
+    forget_driver(layout)
+    succeed(channel, driver=choose_driver(layout, tools))
+
+
 def stop(layout: Layout, channel: Channel, message: wire.Message) -> None:
     """End an instance and delete its folder; fine when there is none."""
     name = message["name"]
     folder = layout.instance(name)
     end_instance(layout, name)
-    remove(layout, _tools(message), [folder] if folder.exists() else [])
-    succeed(channel)
+    hidden = hide(layout, [folder])
+    with suppress(OSError):
+        succeed(channel)
+    delete(tools_of(message), hidden)  # nobody waits for it; what fails is swept
 
 
 def freeze(layout: Layout, channel: Channel, message: wire.Message) -> None:
     """End an instance and move its writable layer among the frozen ones."""
-    name, reference = message["name"], f"layer-{uuid.uuid4().hex}"
-    folder, target = layout.instance(name), layout.layer(reference)
+    name, reference = message["name"], str(message["reference"])
+    folder = layout.instance(name)
     record = read_record(folder / "record.json")
     if record is None:
         raise SandboxGone(f"no sandbox {name} to freeze")
     end_instance(layout, name)
-    building = layout.root / "trash" / reference
+    building = layout.root / "trash" / uuid.uuid4().hex
     building.mkdir()
     (folder / "upper").rename(building / "diff")
-    details = {key: record.get(key) for key in ("image", "layers")}
-    write_record(
-        building / "layer.json",
-        {"driver": record.get("driver"), "from": name, "frozen_at": time.time(), **details},
-    )
-    building.rename(target)
-    remove(layout, _tools(message), [folder])
-    succeed(channel, reference=reference)
+    keep_layer(layout, record, building, reference)
+    hidden = hide(layout, [folder, building])
+    with suppress(OSError):
+        succeed(channel, reference=reference)
+    delete(tools_of(message), hidden)
+
+
+def keep_layer(layout: Layout, record: dict[str, Any], building: Path, reference: str) -> None:
+    """Put a finished layer in its place; a prepared one that is there already stays."""
+    details = {key: record.get(key) for key in ("driver", "image", "layers")}
+    details |= {"from": record["name"], "frozen_at": time.time()}
+    details["bytes"] = folder_bytes(building / "diff")
+    write_record(building / "layer.json", details)
+    try:
+        building.rename(layout.layer(reference))
+    except OSError as fault:
+        if fault.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def discard(layout: Layout, channel: Channel, message: wire.Message) -> None:
@@ -91,64 +110,38 @@ def discard(layout: Layout, channel: Channel, message: wire.Message) -> None:
         folder = layout.layer(message["reference"])
     except ValueError as fault:
         raise LayerMissing(str(fault)) from None
-    remove(layout, _tools(message), [folder] if folder.exists() else [])
+    remove(layout, tools_of(message), [folder] if folder.exists() else [])
     succeed(channel)
 
 
 def sweep_trash(layout: Layout, channel: Channel, message: wire.Message) -> None:
     """Delete what a killed removal left, older than the longest removal."""
+    delegated = message.get("cgroups") or {}
+    cgroups.sweep(delegated, used_groups(layout))
     limit = time.time() - REMOVE_SECONDS
     old = [path for path in (layout.root / "trash").iterdir() if path.lstat().st_ctime < limit]
     if old:
-        _run(remove_argv(_tools(message), [str(path) for path in old]))
+        run_tool(remove_argv(tools_of(message), [str(path) for path in old]))
     succeed(channel)
 
 
-def unpack(layout: Layout, channel: Channel, message: wire.Message) -> None:
-    """Unpack a SIF image once; the others that want it wait on a lock."""
-    source, target = Path(message["source"]), layout.root / "images" / message["key"]
-    with target.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_dir():
-            _unpack(source, target, str(message["unsquashfs"]))
-    succeed(channel, image=str(target))
+def used_groups(layout: Layout) -> set[str]:
+    """Return the names of the control groups of every instance, those that still start too."""
+    used = set()
+    for folder in (layout.root / "instances").iterdir():
+        groups = (read_record(folder / "record.json") or {}).get("cgroups") or {}
+        used |= {folder.name, *(Path(group).name for group in groups.values())}
+    return used
 
 
-def _unpack(source: Path, target: Path, unsquashfs: str) -> None:
-    try:
-        partition = find_root_partition(source)
-    except PermissionError:
-        raise ImageUnusable(f"the sandbox account cannot read {source}") from None
-    part = target.with_suffix(".part")
-    if part.exists():
-        shutil.rmtree(part)
-    ended = subprocess.run(
-        [
-            *(unsquashfs, "-no-progress", "-quiet", "-no-xattrs", "-ignore-errors"),
-            *("-no-exit-code", "-processors", "2", "-offset", str(partition.offset)),
-            *("-dest", str(part), str(source)),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=UNPACK_SECONDS,
-        env={"PATH": HOST_PATH, "LANG": "C.UTF-8"},
-        check=False,
-    )
-    if ended.returncode != 0 or not (part / ".singularity.d").is_dir():
-        detail = ended.stderr.decode("utf-8", "replace")[-1000:]
-        raise ImageUnusable(f"{source} could not be unpacked: {detail or 'no .singularity.d'}")
-    for folder, _, _ in os.walk(part):
-        Path(folder).chmod(Path(folder).stat().st_mode | 0o700)
-    part.rename(target)
-
-
-def _tools(message: wire.Message) -> Tools | None:
+def tools_of(message: wire.Message) -> Tools | None:
     return Tools(**message["tools"]) if message["tools"] else None
 
 
 def end_instance(layout: Layout, name: str) -> None:
     """Kill what carries that name, by pid and start time; raises StopFailed."""
     record = read_record(layout.instance(name) / "record.json") or {}
+    engine_name = str(record.get("engine_name", name))
     keeper, pid = int(record.get("keeper_pid", 0)), int(record.get("pid", 0))
     ticks = int(record.get("keeper_ticks", 0))
     if pid:
@@ -159,9 +152,10 @@ def end_instance(layout: Layout, name: str) -> None:
         with suppress(ProcessLookupError):
             os.kill(keeper, signal.SIGTERM)
     _await_keeper(name, keeper, ticks)
+    cgroups.remove(record.get("cgroups") or {})  # its keeper did, unless it was killed
     if not pid:
-        _end_unrecorded(layout, name)
-    for path in layout.engine_records(name):
+        _end_unrecorded(layout, engine_name)
+    for path in layout.engine_records(engine_name):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -177,33 +171,40 @@ def _end_unrecorded(layout: Layout, name: str) -> None:
             continue
         command = Path(f"/proc/{stat.pid}/cmdline").read_bytes()
         owner = Path(f"/proc/{stat.pid}").stat().st_uid
-        if owner == os.geteuid() and command.startswith(b"appinit"):
+        if owner == os.geteuid() and command.startswith((b"appinit", b"sinit")):
             kill_process(stat.pid, stat.start_ticks, wait_seconds=KILL_SECONDS)
 
 
 def _await_keeper(name: str, keeper: int, ticks: int) -> None:
-    deadline = time.monotonic() + KILL_SECONDS
-    while keeper and is_running(keeper, ticks):
-        if time.monotonic() > deadline:
-            if not kill_process(keeper, ticks, wait_seconds=1):
-                raise StopFailed(f"the watchdog of sandbox {name} did not end")
-            return
-        time.sleep(0.002)
+    if not keeper or await_end(keeper, ticks, wait_seconds=KILL_SECONDS):
+        return
+    if not kill_process(keeper, ticks, wait_seconds=1):
+        raise StopFailed(f"the watchdog of sandbox {name} did not end")
 
 
 def remove(layout: Layout, tools: Tools | None, folders: list[Path]) -> None:
     """Take folders out of sight at once, then delete them; raises StopFailed."""
+    delete(tools, hide(layout, folders))
+
+
+def hide(layout: Layout, folders: list[Path]) -> list[Path]:
+    """Move folders to the trash; returns where they are now."""
     moved = []
     for folder in folders:
         target = layout.root / "trash" / uuid.uuid4().hex
         with suppress(FileNotFoundError):
             folder.rename(target)
-            moved.append(str(target))
-    if moved:
-        _run(remove_argv(tools, moved))
+            moved.append(target)
+    return moved
 
 
-def _run(argv: list[str]) -> None:
+def delete(tools: Tools | None, folders: list[Path]) -> None:
+    """Delete folders for good; raises StopFailed."""
+    if folders:
+        run_tool(remove_argv(tools, [str(folder) for folder in folders]))
+
+
+def run_tool(argv: list[str]) -> None:
     ended = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,

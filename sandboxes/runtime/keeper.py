@@ -12,14 +12,18 @@ import select
 import signal
 import subprocess
 import time
+import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sandboxes.runtime import wire
+from sandboxes.runtime import cgroups, wire
 from sandboxes.runtime.account import adopt_orphans
 from sandboxes.runtime.argv import (
     ENTER_DESCRIPTOR,
+    GPU_DEVICE,
+    MOUNT_REFUSED,
     SANDBOX_ENV,
     Tools,
     engine_env,
@@ -28,18 +32,29 @@ from sandboxes.runtime.argv import (
     program_argv,
     start_argv,
 )
+from sandboxes.runtime.cgroups import Group
+from sandboxes.runtime.confine import confine
 from sandboxes.runtime.exceptions import EnterFailed, SandboxCancelled, StartFailed, StartTimeout
+from sandboxes.runtime.inside import View
 from sandboxes.runtime.jobs import Channel, remove, succeed
 from sandboxes.runtime.layout import Layout, read_record, write_record
-from sandboxes.runtime.overlay import DRIVER, check_image, find_layers, mount_options
+from sandboxes.runtime.overlay import (
+    check_image,
+    check_layers,
+    choose_driver,
+    find_layers,
+    forget_driver,
+    mount_options,
+)
 from sandboxes.runtime.processes import (
+    await_end,
     descendants,
     is_running,
     kill_process,
-    raise_oom_score,
     read_stat,
 )
-from sandboxes.runtime.usage import Usage
+from sandboxes.runtime.protocol import Gpu
+from sandboxes.runtime.usage import EndNote, Usage
 
 ENTRY_NSENTER = "nsenter"
 ENTRY_ENGINE = "engine"
@@ -53,7 +68,12 @@ def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         raise StartFailed(f"the name {spec['name']} is in use") from None
-    keeper = Keeper(layout, tools, channel, spec, deadline=message["timeout_seconds"])
+    try:
+        keeper = Keeper(layout, tools, channel, spec, deadline=message["timeout_seconds"])
+    except OSError as fault:  # on a full disk it has not even its own files
+        remove(layout, tools, [folder])
+        raise StartFailed(f"{spec['name']} could not be started: {fault}") from None
+    keeper.make_groups(message.get("cgroups") or {})
     try:
         record = keeper.start()
         succeed(channel, pid=record["pid"], start_ticks=record["start_ticks"])
@@ -80,19 +100,32 @@ class Keeper:
         self._started = time.monotonic()
         self._deadline = self._started + deadline
         self._record: dict[str, Any] = {}
+        # The folder is renamed when a warm instance is handed out; a descriptor follows it.
+        opened = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._home = Path(f"/proc/self/fd/{opened}")
+        self._ending = self._changed = False
+        self._group = Group({})
+        self._end_note = EndNote(self._home)
         self._wake, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGUSR1, self._on_signal)
         signal.set_wakeup_fd(wake_write)
         adopt_orphans()
+
+    def make_groups(self, delegated: Mapping[str, str]) -> None:
+        """Make the instance's control groups below the delegated folders, if there are any."""
+        self._group = Group.make(delegated, self._name)
 
     def start(self) -> dict[str, Any]:
         """Start the instance and make its working directory; returns the record."""
         own = read_stat(os.getpid())
         assert own is not None
         self._record = dict(self._spec)
-        self._record |= {"keeper_pid": own.pid, "keeper_ticks": own.start_ticks, "driver": DRIVER}
+        driver = choose_driver(self._layout, self._tools)
+        self._record |= {"keeper_pid": own.pid, "keeper_ticks": own.start_ticks, "driver": driver}
+        self._record["cgroups"] = self._group.folders
         self._write()
-        options = self._prepare()
+        options = self._prepare(driver)
         merged = str((self._folder / "merged").relative_to(self._layout.root))
         argv = start_argv(
             self._tools,
@@ -100,46 +133,110 @@ class Keeper:
             options=options,
             merged=merged,
             network=self._spec["network"],
+            gpu=self._spec["gpu"],
+            driver=driver,
         )
         code = self._step(argv, engine_env(self._layout.root))
         pid = self._find_pid()
         stat = read_stat(pid) if pid else None
+        if code == MOUNT_REFUSED:
+            forget_driver(self._layout)
         if code != 0 or stat is None:
             raise StartFailed(f"apptainer ended with {code}: {self._log()}")
-        raise_oom_score(stat.pid)
+        self._view = View(stat.pid)  # now, while nothing hostile runs in it
         self._record |= {
             "pid": stat.pid,
             "start_ticks": stat.start_ticks,
             "entry": self._find_entry(stat.pid),
+            "engine_name": self._name,
             "started_at": time.time(),
+            "resting_tasks": _count_tasks(),
+            "ready": True,
         }
+        self._record |= self._find_daemon()
         self._write()
+        self._limit()
         return self._record
 
     def guard(self) -> None:
         """Wait for the instance's end, or end it at a limit and write down which."""
-        limits = self._spec["limits"]
-        usage = Usage(self._record["pid"], self._folder / "upper", limits)
-        end = self._started + limits["lifetime_seconds"]
+        try:
+            reason = self._watch()
+        except Exception:  # an instance must not go on without its watchdog
+            reason = "watchdog"
+            with suppress(OSError), (self._home / "log").open("a") as log:
+                traceback.print_exc(file=log)
+        if not reason and self._group.ran_out_of_memory():
+            reason = "memory"
+        if reason:
+            self._end_note.write(reason)
+        self.end_all()
+
+    def _watch(self) -> str:
+        """Return the limit that was exceeded, or nothing when the instance ended or shall end."""
         pidfd = os.pidfd_open(self._record["pid"])
-        reason = ""
-        while is_running(self._record["pid"], self._record["start_ticks"]):
+        daemon = self._open_daemon()
+        self._changed = True
+        while is_running(self._record["pid"], self._record["start_ticks"]) and not self._ending:
+            if self._changed:
+                usage, end = self._take_over()
             left = end - time.monotonic()
             reason = "lifetime" if left <= 0 else usage.exceeded()
             if reason:
-                break
-            if self._wait([pidfd], min(left, usage.interval_seconds)) == self._wake:
-                break
-        if reason:
-            with suppress(OSError):
-                write_record(self._folder / "ended.json", {"reason": reason, "at": time.time()})
-        self.end_all()
+                return reason
+            watched = [pidfd, *daemon, *self._group.descriptors]
+            ready = self._wait(watched, min(left, usage.interval_seconds))
+            if ready == self._wake:
+                os.read(self._wake, 4096)
+            elif ready in daemon:
+                break  # without its file system nothing in there works
+        return ""
+
+    def _take_over(self) -> tuple[Usage, float]:
+        """Read the record again, which a hand-out changes, and return what it allows."""
+        self._changed = False
+        self._record = read_record(self._home / "record.json") or self._record
+        limits = self._record["limits"]
+        try:
+            self._limit()
+        except StartFailed:  # it holds more memory already than it may from now on
+            self._end_note.write("memory")
+            self._ending = True
+        usage = Usage(
+            home=self._home,
+            instances=self._layout.root / "instances",
+            limits=limits,
+            group=self._group,
+            view=self._view,
+            pid=self._record["pid"],
+        )
+        return usage, time.monotonic() + limits["lifetime_seconds"]
+
+    def _limit(self) -> None:
+        """Set the limits that the instance's groups keep; one that cannot be set, ends it."""
+        try:
+            self._group.limit(self._record["limits"], resting_tasks=self._record["resting_tasks"])
+        except OSError as fault:
+            raise StartFailed(f"the limits of {self._name} were refused: {fault}") from None
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if number == signal.SIGUSR1:
+            self._changed = True
+        else:
+            self._ending = True
 
     def end_all(self) -> None:
         """Kill the instance and everything that the start left, and collect it."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if "pid" in self._record:
             kill_process(self._record["pid"], self._record["start_ticks"], wait_seconds=10)
+        if "daemon_pid" in self._record:  # it ends by itself, when all is written
+            await_end(self._record["daemon_pid"], self._record["daemon_ticks"], wait_seconds=10)
+        self._collect()
+        cgroups.remove(self._group.folders)
+
+    def _collect(self) -> None:
+        """Kill and collect what is left below this process."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             for stat in reversed(descendants(os.getpid())):
@@ -159,13 +256,30 @@ class Keeper:
     def _write(self) -> None:
         write_record(self._folder / "record.json", self._record)
 
-    def _prepare(self) -> str:
+    def _prepare(self, driver: str) -> str:
+        gpu: Gpu = self._spec["gpu"]
+        if gpu and not Path(GPU_DEVICE[gpu]).exists():
+            raise StartFailed(f"no {gpu} device on this node: {GPU_DEVICE[gpu]} is missing")
         image = Path(self._spec["image"])
         check_image(image, os.geteuid(), os.getegid())
-        layers = find_layers(self._layout, self._spec["layers"], DRIVER)
+        layers = find_layers(self._layout, self._spec["layers"], driver)
+        check_layers(self._layout, self._tools, self._spec["layers"], driver)
         for part in ("upper", "work", "merged"):
             (self._folder / part).mkdir(mode=0o755)
-        return mount_options(self._layout, image=image, layers=layers, instance=self._folder)
+        return mount_options(
+            self._layout, image=image, layers=layers, instance=self._folder, driver=driver
+        )
+
+    def _find_daemon(self) -> dict[str, int]:
+        """Return what names the daemon of a FUSE mount; the kernel's overlay has none."""
+        path = self._folder / "driver.pid"
+        stat = read_stat(int(path.read_text())) if path.exists() else None
+        return {"daemon_pid": stat.pid, "daemon_ticks": stat.start_ticks} if stat else {}
+
+    def _open_daemon(self) -> list[int]:
+        with suppress(KeyError, ProcessLookupError):
+            return [os.pidfd_open(self._record["daemon_pid"])]
+        return []
 
     def _find_pid(self) -> int:
         for path in self._layout.engine_records(self._name):
@@ -206,7 +320,7 @@ class Keeper:
                 stdout=log,
                 stderr=log,
                 env=env,
-                preexec_fn=lambda: _open_enter_descriptor(),
+                preexec_fn=self._prepare_child,
                 pass_fds=(ENTER_DESCRIPTOR,),
             )
         pidfd = os.pidfd_open(child.pid)
@@ -217,8 +331,13 @@ class Keeper:
         if ready is None:
             raise StartTimeout(f"{self._name} did not start in time: {self._log()}")
         if ready in (self._wake, self._channel.fileno()):
+            self._ending = True
             raise SandboxCancelled(f"the start of {self._name} was given up")
         return child.wait()
+
+    def _prepare_child(self) -> None:
+        confine({"cgroups": cgroups.entrances(self._group.folders)})
+        _open_enter_descriptor()
 
     def _wait(self, descriptors: list[int], seconds: float) -> int | None:
         poller = select.poll()
@@ -229,6 +348,15 @@ class Keeper:
             if descriptor in ready:
                 return descriptor
         return ready[0] if ready else None
+
+
+def _count_tasks() -> int:
+    """Return the tasks, threads included, of the engine's own processes for this instance."""
+    found = 0
+    for stat in descendants(os.getpid()):
+        with suppress(OSError):
+            found += len(list(Path(f"/proc/{stat.pid}/task").iterdir()))
+    return found
 
 
 def _open_enter_descriptor() -> None:

@@ -12,7 +12,9 @@ from typing import Any
 from sandboxes.runtime.account import Account
 
 NAME_PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,119}")
-REFERENCE_PATTERN = re.compile(r"layer-[0-9a-f]{32}")
+REFERENCE_PATTERN = re.compile(r"(?:layer|prepared)-[0-9a-f]{32}")
+PREPARED = "prepared-"
+WARM = "warm-"
 MAX_RECORD_BYTES = 1024 * 1024
 
 
@@ -22,7 +24,7 @@ class Layout:
 
     root: Path
 
-    FOLDERS = ("instances", "layers", "images", "trash", "apptainer", "home", "tmp")
+    FOLDERS = ("instances", "layers", "locks", "images", "trash", "apptainer", "home", "tmp")
 
     def instance(self, name: str) -> Path:
         """Return the folder of one instance; raises ValueError for a name we never give."""
@@ -42,25 +44,43 @@ class Layout:
             (self.root / folder).mkdir(mode=0o755, exist_ok=True)
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names of instance folders that begin with `prefix`, sorted."""
-        try:
-            found = [path.name for path in (self.root / "instances").iterdir()]
-        except FileNotFoundError:
-            return []
+        """Return the names of handed out instances that begin with `prefix`, sorted."""
+        warm = prefix + WARM
+        return [name for name in self._names(prefix) if not name.startswith(warm)]
+
+    def warm_names(self, prefix: str) -> list[str]:
+        """Return the names of instances started ahead and not handed out, sorted."""
+        return self._names(prefix + WARM)
+
+    def _names(self, prefix: str) -> list[str]:
+        found = self._entries("instances")
         return sorted(n for n in found if n.startswith(prefix) and NAME_PATTERN.fullmatch(n))
 
     def references(self) -> list[str]:
-        """Return the references of all frozen layers, sorted."""
+        """Return the references of frozen layers, the prepared ones excepted, sorted."""
+        return [name for name in self._references() if not name.startswith(PREPARED)]
+
+    def prepared(self) -> list[str]:
+        """Return the references of the prepared layers, sorted."""
+        return [name for name in self._references() if name.startswith(PREPARED)]
+
+    def _references(self) -> list[str]:
+        return sorted(name for name in self._entries("layers") if REFERENCE_PATTERN.fullmatch(name))
+
+    def _entries(self, folder: str) -> list[str]:
         try:
-            found = [path.name for path in (self.root / "layers").iterdir()]
+            return [path.name for path in (self.root / folder).iterdir()]
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if REFERENCE_PATTERN.fullmatch(name))
 
     def engine_records(self, name: str) -> list[Path]:
-        """Return what Apptainer itself keeps about an instance: its entry and logs."""
+        """Return what the engine itself keeps about an instance: its entry and logs.
+
+        Apptainer keeps entries below `app`, SingularityCE below `sing`.
+        """
         base = self.root / "apptainer" / "instances"
-        return [*base.glob(f"app/*/*/{name}"), *base.glob(f"logs/*/*/{name}.*")]
+        kinds = (f"app/*/*/{name}", f"sing/*/*/{name}", f"logs/*/*/{name}.*")
+        return [path for kind in kinds for path in base.glob(kind)]
 
 
 def make_root(root: Path, account: Account) -> None:

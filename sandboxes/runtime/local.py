@@ -16,37 +16,30 @@ from typing import Any
 
 from sandboxes.runtime import anchor, files, view
 from sandboxes.runtime.account import Account
-from sandboxes.runtime.argv import SANDBOX_ENV, Words, bash_argv, program_argv
-from sandboxes.runtime.exceptions import EnterFailed, SandboxGone, StartFailed
-from sandboxes.runtime.layout import NAME_PATTERN, Layout, make_root, read_record
+from sandboxes.runtime.argv import SANDBOX_ENV, Words, program_argv, shell_argv
+from sandboxes.runtime.base import SpawnerRuntime
+from sandboxes.runtime.exceptions import EnterFailed, SandboxGone
+from sandboxes.runtime.interpreter import Interpreter
+from sandboxes.runtime.layout import read_record
 from sandboxes.runtime.processes import is_running, kill_marked
 from sandboxes.runtime.program import run_program
-from sandboxes.runtime.protocol import (
-    DEFAULT_OUTPUT_BYTES,
-    Cancelled,
-    Check,
-    Checks,
-    ExecResult,
-    SandboxHandle,
-    SandboxSpec,
-)
-from sandboxes.runtime.shell import BashSession
-from sandboxes.runtime.spawner import Spawner
+from sandboxes.runtime.protocol import Check, Checks, ExecResult, SandboxHandle, SandboxSpec
+from sandboxes.runtime.python_session import KernelSession, kernel_argv
+from sandboxes.runtime.sessions import DEFAULT_OUTPUT_BYTES, Cancelled
+from sandboxes.runtime.shell import PersistentShell
 from sandboxes.runtime.terminal import Terminal
 
-_JOB_SECONDS = 120.0
 _END_SECONDS = 2.0
 _KILLED = 128 + 9
 
 
-class LocalRuntime:
+class LocalRuntime(SpawnerRuntime):
     """Run commands as `account` on the host itself; see `Runtime` for every method."""
 
+    _START = "anchor"
+
     def __init__(self, root: Path, prefix: str, account: Account) -> None:
-        self._layout = Layout(root.absolute())
-        self._prefix = prefix
-        make_root(self._layout.root, account)
-        self._spawner = Spawner(root=self._layout.root, account=account)
+        super().__init__(root, prefix, account)
         self._unshare: str | None = None
 
     def prepare(self) -> None:
@@ -72,17 +65,8 @@ class LocalRuntime:
     ) -> SandboxHandle:
         """Make the folder and its anchor process; see `Runtime.start`."""
         self._check_name(spec.name)
-        result = self._spawner.run_job(
-            {"op": "anchor", "spec": spec.as_dict()},
-            timeout_seconds=timeout_seconds,
-            cancelled=cancelled,
-        )
-        return SandboxHandle(
-            name=spec.name,
-            pid=int(result["pid"]),
-            start_ticks=int(result["start_ticks"]),
-            layer=spec.name,
-        )
+        found = spec.as_dict()
+        return self._hand_out(found) or self._start(found, timeout_seconds, cancelled)
 
     def exec(
         self,
@@ -119,17 +103,37 @@ class LocalRuntime:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-    ) -> BashSession:
-        """Open a bash on the host; see `Runtime.open_shell`."""
+        terminal: bool = True,
+    ) -> PersistentShell:
+        """Open a shell on the host; see `Runtime.open_shell`."""
         record = self._record(handle)
         open_terminal = functools.partial(
             Terminal,
             self._spawner,
-            self._seen(handle.name, bash_argv()),
+            self._seen(handle.name, shell_argv()),
             env=self._env(record, env),
+            piped=not terminal,
         )
         start = self._place(handle.name, cwd, record)
-        return BashSession(open_terminal, functools.partial(self.alive, handle), start)
+        return PersistentShell(open_terminal, functools.partial(self.alive, handle), start)
+
+    def open_python(
+        self,
+        handle: SandboxHandle,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> KernelSession:
+        """Open a Python interpreter on the host; see `Runtime.open_python`."""
+        record = self._record(handle)
+        program = program_argv(kernel_argv(), cwd=self._place(handle.name, cwd, record))
+        start = functools.partial(
+            Interpreter,
+            self._spawner,
+            self._seen(handle.name, program),
+            env=self._env(record, env),
+        )
+        return KernelSession(start, functools.partial(self.alive, handle))
 
     def read_file(self, handle: SandboxHandle, path: str, *, max_bytes: int) -> bytes:
         """Read a file below the folder; see `Runtime.read_file`."""
@@ -146,48 +150,29 @@ class LocalRuntime:
         """Write files below the folder; see `Runtime.write_files`."""
         files.write_files(self._file_execute(handle), files_, root=self._inside(handle.name, ""))
 
-    def freeze(self, handle: SandboxHandle) -> str:
-        """End the processes and keep the folder; see `Runtime.freeze`."""
-        self._end_processes(handle.name)
-        return str(self._job("freeze", name=handle.name)["reference"])
+    def image_key(self, image: str) -> str:
+        """Return nothing: the image is not used."""
+        del image
+        return ""
 
-    def discard_layer(self, ref: str) -> None:
-        """Delete a frozen folder; see `Runtime.discard_layer`."""
-        self._job("discard", reference=ref)
-
-    def stop(self, name: str) -> None:
-        """End the processes and delete the folder; see `Runtime.stop`."""
-        self._check_name(name)
-        self._end_processes(name)
-        self._job("stop", name=name)
+    def find_image(self, image: str) -> str:
+        """Return the image's own name: it is not used."""
+        return image
 
     def alive(self, handle: SandboxHandle) -> bool:
         """Tell whether the anchor of the handle runs."""
         return is_running(handle.pid, handle.start_ticks)
 
-    def list(self) -> list[str]:
-        """Return the names below our prefix."""
-        return self._layout.names(self._prefix)
-
-    def list_layers(self) -> Words:
-        """Return the references of the frozen layers on this node, sorted."""
-        return self._layout.references()
-
     def check(self) -> Checks:
         """Say that nothing is isolated."""
         return [Check(name="local", ok=True, detail="commands run on this host, NOT isolated")]
 
-    def close(self) -> None:
-        """End the spawner; anchors go on."""
-        self._spawner.close()
+    def enforcement(self) -> dict[str, str]:
+        """Say that only the lifetime is kept; see `Runtime.enforcement`."""
+        return dict.fromkeys(("memory", "cpu", "processes", "disk"), "none")
 
-    def _job(self, kind: str, **details: Any) -> dict[str, Any]:
-        message = {"op": kind, "tools": None, **details}
-        return self._spawner.run_job(message, timeout_seconds=_JOB_SECONDS)
-
-    def _check_name(self, name: str) -> None:
-        if not name.startswith(self._prefix) or not NAME_PATTERN.fullmatch(name):
-            raise StartFailed(f"a sandbox name here begins with {self._prefix!r}: {name!r}")
+    def _before_end(self, name: str) -> None:
+        kill_marked(f"{anchor.MARKER}={self._marker(name)}")
 
     def _inside(self, name: str, path: str) -> str:
         folder = str(anchor.folder_of(self._layout, name))
@@ -226,9 +211,6 @@ class LocalRuntime:
         if not self.alive(handle) or record is None or record.get("pid") != handle.pid:
             raise SandboxGone(f"sandbox {handle.name} no longer runs")
         return record
-
-    def _end_processes(self, name: str) -> None:
-        kill_marked(f"{anchor.MARKER}={self._marker(name)}")
 
     def _file_execute(self, handle: SandboxHandle) -> files.Execute:
         def execute(argv: Words, stdin: bytes, seconds: float, limit: int) -> ExecResult:

@@ -81,6 +81,13 @@ def all_stats() -> Iterator[ProcessStat]:
 
 def kill_process(pid: int, start_ticks: int, *, wait_seconds: float) -> bool:
     """SIGKILL exactly that process and wait; returns whether it is gone."""
+    return await_end(pid, start_ticks, wait_seconds=wait_seconds, send=signal.SIGKILL)
+
+
+def await_end(
+    pid: int, start_ticks: int, *, wait_seconds: float, send: signal.Signals | None = None
+) -> bool:
+    """Wait for the end of exactly that process, after a signal; returns whether it is gone."""
     try:
         descriptor = _Descriptor(os.pidfd_open(pid))
     except ProcessLookupError:
@@ -88,8 +95,9 @@ def kill_process(pid: int, start_ticks: int, *, wait_seconds: float) -> bool:
     with closing(descriptor) as pidfd:
         if not is_running(pid, start_ticks):
             return True
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd.number, signal.SIGKILL)
+        if send is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd.number, send)
         poller = select.poll()
         poller.register(pidfd.number, select.POLLIN)
         poller.poll(wait_seconds * 1000)

@@ -7,8 +7,10 @@ import select
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
-from sandboxes.runtime.protocol import Cancelled, ExecResult
+from sandboxes.runtime.protocol import ExecResult
+from sandboxes.runtime.sessions import Cancelled
 from sandboxes.runtime.spawner import POLL_SECONDS, Channel, Spawner
 from sandboxes.runtime.streams import HeadTail
 
@@ -106,7 +108,7 @@ def run_program(
     timeout_seconds: float,
     output_bytes: int,
     cancelled: Cancelled | None,
-    limits: Mapping[str, int | None] | None = None,
+    limits: Mapping[str, Any] | None = None,
     cwd: str = "/",
 ) -> tuple[ExecResult, bool]:
     """Run a program; returns its result and whether it wrote to descriptor 3."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self
 
-Network = Literal["none", "host"]
-Cancelled = Callable[[], bool]
+from sandboxes.runtime.sessions import DEFAULT_OUTPUT_BYTES, Cancelled, PythonSession, ShellSession
 
-DEFAULT_OUTPUT_BYTES = 256 * 1024
+Network = Literal["none", "host"]
+Gpu = Literal["", "nvidia", "rocm"]
+
 DEFAULT_LIFETIME_SECONDS = 4 * 3600.0
 
 
@@ -18,10 +21,12 @@ class Limits:
     """Bound one sandbox; None leaves that resource unbounded.
 
     `memory_bytes` and `disk_bytes` bound the whole process tree and the writable layer;
+    `cpus` are whole cores' worth of time, kept only where the node's cgroups can;
     `lifetime_seconds` is wall time from the start, kept even when every worker is gone.
     """
 
     memory_bytes: int | None = None
+    cpus: float | None = None
     processes: int | None = None
     disk_bytes: int | None = None
     lifetime_seconds: float = DEFAULT_LIFETIME_SECONDS
@@ -34,7 +39,8 @@ class SandboxSpec:
 
     `name` carries the runtime's prefix. `image` is a SIF file or an unpacked folder.
     `layers` are references that `Runtime.freeze` returned, topmost first. `workdir` is
-    made when missing and is where commands start.
+    made when missing and is where commands start. `gpu` passes the host's devices and
+    driver libraries through.
     """
 
     name: str
@@ -42,6 +48,7 @@ class SandboxSpec:
     layers: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     network: Network = "none"
+    gpu: Gpu = ""
     limits: Limits = field(default_factory=Limits)
     workdir: str = "/app"
 
@@ -53,6 +60,7 @@ class SandboxSpec:
             "layers": list(self.layers),
             "env": dict(self.env),
             "network": self.network,
+            "gpu": self.gpu,
             "limits": asdict(self.limits),
             "workdir": self.workdir,
         }
@@ -102,41 +110,6 @@ class ExecResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandResult:
-    """Hold what one shell command left; terminal escapes are gone from `output`.
-
-    `exit_code` is None when the command was interrupted. `shell_restarted` says that
-    the shell ended, and a new one with the old directory and exports took its place.
-    """
-
-    output: str
-    exit_code: int | None
-    cwd: str
-    duration_seconds: float
-    truncated: bool = False
-    timed_out: bool = False
-    cancelled: bool = False
-    shell_restarted: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShellState:
-    """Hold what a new shell needs to go on: directory and `declare -px` text."""
-
-    cwd: str
-    exports: str
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the state as JSON-able values."""
-        return {"cwd": self.cwd, "exports": self.exports}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build a state from `as_dict`'s values; raises KeyError."""
-        return cls(cwd=str(data["cwd"]), exports=str(data["exports"]))
-
-
-@dataclass(frozen=True, kw_only=True)
 class Check:
     """Hold one finding about this node; `remedy` is empty when `ok`."""
 
@@ -148,39 +121,6 @@ class Check:
 
 Checks = list[Check]
 Names = list[str]
-
-
-class ShellSession(Protocol):
-    """Keep one bash on a pseudo-terminal; state survives from command to command.
-
-    One thread at a time.
-    """
-
-    def run(
-        self,
-        command: str,
-        *,
-        timeout_seconds: float,
-        output_bytes: int = DEFAULT_OUTPUT_BYTES,
-        cancelled: Cancelled | None = None,
-    ) -> CommandResult:
-        """Run a command; raises SandboxGone, ShellFailed.
-
-        At the timeout, or when cancelled, the command is interrupted, then killed.
-        """
-        ...
-
-    def state(self) -> ShellState:
-        """Return directory and exports after the last command, without running one."""
-        ...
-
-    def restore(self, state: ShellState) -> None:
-        """Take over a directory and exports; a missing directory leaves the present one."""
-        ...
-
-    def close(self) -> None:
-        """End the shell and every process of its session; idempotent."""
-        ...
 
 
 class Runtime(Protocol):
@@ -221,8 +161,30 @@ class Runtime(Protocol):
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        terminal: bool = True,
     ) -> ShellSession:
-        """Open a bash on a pseudo-terminal; raises SandboxGone, EnterFailed, ShellFailed."""
+        """Open a shell: bash where the image has one, else sh; on pipes without `terminal`.
+
+        Raises SandboxGone, EnterFailed, ShellFailed.
+        """
+        ...
+
+    def open_python(
+        self,
+        handle: SandboxHandle,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> PythonSession:
+        """Open a persistent Python interpreter; raises SandboxGone, EnterFailed, PythonFailed."""
+        ...
+
+    def listen(self, handle: SandboxHandle, port: int) -> socket.socket:
+        """Return a socket that listens on 127.0.0.1:`port` inside the sandbox's own network.
+
+        Who accepts on it here talks to programs in there; port 0 takes a free one. Raises
+        SandboxGone, EnterFailed.
+        """
         ...
 
     def read_file(self, handle: SandboxHandle, path: str, *, max_bytes: int) -> bytes:
@@ -239,8 +201,65 @@ class Runtime(Protocol):
         """Write many files, path to (content, mode), in one call; raises as `write_file`."""
         ...
 
-    def freeze(self, handle: SandboxHandle) -> str:
-        """End the sandbox and keep its writable layer read-only; returns its reference."""
+    def freeze(self, handle: SandboxHandle, *, key: str = "") -> str:
+        """End the sandbox and keep its writable layer read-only; returns its reference.
+
+        With a `key` the layer is a prepared one, that `find_layer` finds and the cache evicts.
+        """
+        ...
+
+    def snapshot(self, handle: SandboxHandle) -> str:
+        """Copy the writable layer of a live sandbox, whose processes stand still meanwhile.
+
+        Returns the reference of the new layer, to be used above the sandbox's own layers.
+        """
+        ...
+
+    def layer_image(self, ref: str) -> str:
+        """Return the image that a layer was written on; raises LayerMissing."""
+        ...
+
+    def find_layer(self, key: str) -> str | None:
+        """Return the prepared layer of that key, and note that it was used now."""
+        ...
+
+    def hold_layer(
+        self, key: str, *, timeout_seconds: float, cancelled: Cancelled | None = None
+    ) -> AbstractContextManager[None]:
+        """Wait to be the only one on this node who prepares the layer of that key.
+
+        Raises StartTimeout, SandboxCancelled.
+        """
+        ...
+
+    def evict_layers(self, *, keep_bytes: int) -> int:
+        """Delete prepared layers in no use, least recently used first; return how many."""
+        ...
+
+    def layer_bytes(self) -> int:
+        """Return the bytes that the prepared layers of this node take."""
+        ...
+
+    def image_key(self, image: str) -> str:
+        """Return what tells the content of an image from another's; raises ImageMissing."""
+        ...
+
+    def find_image(self, image: str) -> str:
+        """Return the form of an image that sandboxes start from; raises ImageMissing.
+
+        A SIF file is unpacked for it, once on a node.
+        """
+        ...
+
+    def warm(self, spec: SandboxSpec, *, timeout_seconds: float) -> str:
+        """Start a sandbox ahead, to be handed out once by `start`; returns its name.
+
+        Image, layers, network, GPU and workdir must be those of the later `start`.
+        """
+        ...
+
+    def list_warm(self) -> dict[str, SandboxSpec]:
+        """Return the sandboxes started ahead and not handed out yet, by name."""
         ...
 
     def discard_layer(self, ref: str) -> None:
@@ -259,11 +278,17 @@ class Runtime(Protocol):
         ...
 
     def list(self) -> list[str]:
-        """Return the names under our prefix that `stop` has something to do for, sorted."""
+        """Return the names that `stop` has something to do for, sorted; warm ones excepted."""
         ...
 
     def list_layers(self) -> Names:
         """Return the references of the frozen layers on this node, sorted."""
+        ...
+
+    def enforcement(self) -> dict[str, str]:
+        """Return how this node keeps each limit: "cgroup v2", "cgroup v1", "watchdog", "rlimit"
+        or "none", by the names of `Limits` without their units (memory, cpu, processes, disk).
+        """
         ...
 
     def check(self) -> Checks:

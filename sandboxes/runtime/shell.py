@@ -1,104 +1,44 @@
-"""A persistent bash: one command at a time, with a marker nobody can guess.
+"""A persistent shell: one command at a time, with a marker nobody can guess.
 
-The terminal receives one short fixed line per command, and the command's text travels on
-a descriptor of its own: a terminal line of 4096 bytes or more would hang. The command runs
-with stdin from /dev/null and its output on a copy of the terminal, so that `exec >file`,
-`exec <file` and closed descriptors of a command do not reach the shell itself.
+The shell reads its lines from a pipe, not from the terminal: a terminal's line of 4096 bytes or
+more would hang, and Ctrl-C empties it. A command runs with stdin from /dev/null, or from the
+terminal when it is interactive, and its output on a copy of the terminal or the pipe, so that
+`exec >file`, `exec <file` and closed descriptors of a command do not reach the shell itself.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
-import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from sandboxes.runtime.capture import Capture, new_token
+from sandboxes.runtime.dialects import Dialect, dialect_of, hello, may_change
 from sandboxes.runtime.exceptions import EnterFailed, SandboxGone, ShellFailed
+from sandboxes.runtime.following import Bounds, Job, follow, recover
 from sandboxes.runtime.processes import ends_soon
-from sandboxes.runtime.protocol import (
-    DEFAULT_OUTPUT_BYTES,
-    Cancelled,
-    CommandResult,
-    ShellState,
-)
-from sandboxes.runtime.spawner import POLL_SECONDS
-from sandboxes.runtime.streams import HeadTail, printable
-from sandboxes.runtime.terminal import Terminal
+from sandboxes.runtime.reports import Report
+from sandboxes.runtime.sessions import DEFAULT_OUTPUT_BYTES, Cancelled, CommandResult, ShellState
+from sandboxes.runtime.terminal import LINE_BYTES, Terminal
 
 OPEN_SECONDS = 30.0
 MAX_COMMAND_BYTES = 1024 * 1024
-# How long each step of a recovery waits, and whether it kills the foreground first. An
-# interrupt that falls between two programs of a loop meets nobody: it is tried again.
-_LADDER = ((0.1, False), (0.4, False), (0.5, True), (0.5, True), (0.5, True))
-_SETTLE_SECONDS = 0.02
-_NUDGE_SECONDS = 1.0
+_REPORT_SECONDS = 2.0
+# A background job that goes on writing past these, between two commands, ends with its shell:
+# no output after it could be told from the job's.
+_FLOOD_BYTES = 64 * 1024 * 1024
+_FLOOD_SECONDS = 0.3
 
-_LINE = rb" IFS= \builtin read -r -d '' -u 8 __PRORL_ORDER && \builtin eval " + (
-    rb'"$__PRORL_ORDER"'
-)
-_SETUP = r"""PS0= PS1= PS2= HISTFILE=
-\builtin unset -v PROMPT_COMMAND
-\builtin set +o history +o histexpand
-\builtin shopt -u checkwinsize
-exec 7>&1
-"""
-_COMMAND = r"""\builtin unset -v __PRORL_ORDER
-\builtin eval {command} </dev/null >&7 2>&7 7>&- 8<&- 9>&-
-__PRORL_CODE=$?
-"""
-_REPORT = r"""{{ \builtin printf '%s\0%s\0' {token} "$PWD"
-\builtin declare -px
-\builtin printf '\0'; }} >&9
-"""
-_MARK = r"""\builtin printf '\036%s:%s\036' {token} "$__PRORL_CODE" >&7
-PS0= PS1= PS2=; \builtin unset -v PROMPT_COMMAND"""
-_RECOVERY = (
-    r""" __PRORL_CODE=$?; \builtin printf '%s\0%s\0' {token} "$PWD" >&9; """
-    r"""\builtin printf '\036%s:%s\036' {token} "$__PRORL_CODE" >&7"""
-)
-_STALE = re.compile(rb"\x1e[0-9a-f]{16}:\d+\x1e")
-_MARK_BYTES = 64
 _FAREWELL = re.compile(r"(?:^|(?<=\n))(?:exit|logout)\n\Z")  # an interactive bash says so
-_NOISE = ("declare -x PWD=", "declare -x OLDPWD=", "declare -x SHLVL=", "declare -x _=")
+_FLOODED = "[a background job wrote without end: it was ended together with its shell]\n"
+_INTERRUPTED = "[the program left running was interrupted first]\n"
+_NOTHING_RUNS = "nothing is running: use command, and interactive for a program that reads input"
+_LONG_LINE = f"a terminal takes lines of {LINE_BYTES} bytes at most, and nothing was typed"
 
 
-class _Capture:
-    """Collect output and find the marker, looking at the end of the stream only."""
-
-    def __init__(self, token: str, limit: int) -> None:
-        self._mark = re.compile(rb"\x1e" + token.encode() + rb":(\d+)\x1e")
-        self._kept = HeadTail(limit)
-        self._held = b""
-        self.code: int | None = None
-
-    def feed(self, data: bytes) -> bool:
-        """Take bytes; returns whether the marker arrived."""
-        self._held += data
-        found = self._mark.search(self._held)
-        if found:
-            self.code = int(found[1])
-            self._kept.feed(_STALE.sub(b"", self._held[: found.start()]))
-            self._held = b""
-            return True
-        cut = len(self._held) - _MARK_BYTES
-        if cut > 0:
-            for stale in _STALE.finditer(self._held):
-                if stale.start() < cut < stale.end():
-                    cut = stale.start()
-            self._kept.feed(_STALE.sub(b"", self._held[:cut]))
-            self._held = self._held[cut:]
-        return False
-
-    def text(self) -> tuple[str, bool]:
-        """Return the printable output and whether its middle is missing."""
-        self._kept.feed(_STALE.sub(b"", self._held))
-        self._held = b""
-        return printable(self._kept.joined()), self._kept.truncated
-
-
-class BashSession:
-    """Keep one bash alive over many commands; replaces it when it ends."""
+class PersistentShell:
+    """Keep one shell alive over many commands; replaces it when it ends. See `ShellSession`."""
 
     def __init__(
         self, open_terminal: Callable[[], Terminal], alive: Callable[[], bool], cwd: str
@@ -106,7 +46,12 @@ class BashSession:
         self._open_terminal = open_terminal
         self._alive = alive
         self._state = ShellState(cwd=cwd, exports="")
+        self._fresh = Report()
+        self._token = ""  # of the last report that was asked for
+        self._plain: bool | None = None  # None: not looked up in that report yet
+        self._left: Job | None = None
         self._terminal: Terminal | None = None
+        self._dialect: Dialect
         self._start()
 
     def run(
@@ -114,6 +59,8 @@ class BashSession:
         command: str,
         *,
         timeout_seconds: float,
+        idle_seconds: float | None = None,
+        interactive: bool = False,
         output_bytes: int = DEFAULT_OUTPUT_BYTES,
         cancelled: Cancelled | None = None,
     ) -> CommandResult:
@@ -121,171 +68,236 @@ class BashSession:
         began = time.monotonic()
         refusal = _refuse(command)
         if refusal:
-            return CommandResult(
-                output=refusal, exit_code=126, cwd=self._state.cwd, duration_seconds=0.0
-            )
+            return self._refused(refusal)
+        job = Job(token=new_token(), interactive=interactive, changes=may_change(command))
+        capture = Capture(job.token, output_bytes)
+        restarted = self._clear_the_way(capture)
         terminal = self._terminal or self._start()
-        token = secrets.token_hex(8)
-        capture = _Capture(token, output_bytes)
-        body = _COMMAND.format(command=shlex.quote(command)) + _REPORT.format(token=token)
-        _send(terminal, body + _MARK.format(token=token))
-        why = self._follow(terminal, capture, began + timeout_seconds, cancelled, nudge=token)
-        exit_code = capture.code
-        restarted = False
-        if why in ("timeout", "cancelled"):
-            exit_code = None
-            restarted = not self._recover(terminal, capture, token)
-        elif why == "ended":
-            exit_code, restarted = terminal.exit_code, True
-        if restarted:
-            self._start()
+        terminal.reset_modes()
+        if interactive or job.changes or not self._looks_plain(terminal):
+            terminal.order(self._dialect.order(command, job.token, interactive=interactive))
         else:
-            self._keep_state(terminal, token)
-        output, truncated = capture.text()
-        if why == "ended":
-            output = _FAREWELL.sub("", output)
-        return CommandResult(
-            output=output,
-            exit_code=exit_code,
-            cwd=self._state.cwd,
-            duration_seconds=time.monotonic() - began,
-            truncated=truncated,
-            timed_out=why == "timeout",
-            cancelled=why == "cancelled",
-            shell_restarted=restarted,
+            terminal.order(self._dialect.simple_order(command, job.token))
+        bounds = Bounds(
+            deadline=began + timeout_seconds,
+            idle_seconds=idle_seconds,
+            cancelled=cancelled,
+            nudge=self._nudge(job),
         )
+        result = self._finish(terminal, job, capture, began, bounds)
+        return replace(result, shell_restarted=True) if restarted else result
+
+    def send(
+        self,
+        text: str,
+        *,
+        timeout_seconds: float,
+        idle_seconds: float | None = None,
+        output_bytes: int = DEFAULT_OUTPUT_BYTES,
+        cancelled: Cancelled | None = None,
+    ) -> CommandResult:
+        """Type at the program left running; see `ShellSession.send`."""
+        began = time.monotonic()
+        job, terminal = self._left, self._terminal
+        if job is None or terminal is None:
+            return self._refused(_NOTHING_RUNS)
+        data = text.encode("utf-8", "surrogateescape")
+        longest = max(len(line) for line in data.split(b"\n"))
+        if longest > LINE_BYTES and terminal.modes.edits_lines():
+            return self._refused(_LONG_LINE, running=True)
+        self._left = None
+        capture = Capture(job.token, output_bytes, held=job.held)
+        terminal.type(data)
+        bounds = Bounds(
+            deadline=began + timeout_seconds, idle_seconds=idle_seconds, cancelled=cancelled
+        )
+        return self._finish(terminal, job, capture, began, bounds)
 
     def state(self) -> ShellState:
-        """Return directory and exports after the last command."""
+        """Return the state after the last command that ended."""
+        terminal = self._terminal
+        if terminal is not None and self._left is None:
+            terminal.await_report(self._token, _REPORT_SECONDS)
+        self._take_state()
         return self._state
 
     def restore(self, state: ShellState) -> None:
-        """Take over a directory and exports."""
+        """Take over a state; see `ShellSession.restore`."""
+        if self._left is not None:
+            self._end_left(Capture(self._left.token, DEFAULT_OUTPUT_BYTES))
         self._state = state
-        terminal = self._terminal
-        if terminal is None:
+        if self._terminal is None:
             self._start()
         else:
-            self._prepare(terminal, "")
+            self._restore(self._terminal)
 
     def close(self) -> None:
         """End the shell and its session; idempotent."""
         if self._terminal is not None:
             self._terminal.close()
             self._terminal = None
+        self._left = None
+
+    def _finish(
+        self, terminal: Terminal, job: Job, capture: Capture, began: float, bounds: Bounds
+    ) -> CommandResult:
+        """Wait for a command's end, or for what makes it be left or ended."""
+        why = follow(terminal, job, capture, bounds)
+        restarted = running = False
+        exit_code = capture.code
+        if job.interactive and why in ("idle", "timeout"):
+            running = True
+        elif why in ("idle", "timeout", "cancelled"):
+            exit_code = None
+            restarted = not recover(terminal, self._dialect, job, capture)
+        elif why == "ended":
+            exit_code, restarted = self._dialect.exit_code(terminal.exit_code), True
+        output, truncated = capture.text(hold=running)
+        if running:
+            self._left = replace(job, held=capture.held)
+        elif restarted:
+            self._start()
+        else:
+            self._ended_well(terminal, job, capture)
+        return CommandResult(
+            output=_FAREWELL.sub("", output) if why == "ended" else output,
+            exit_code=exit_code,
+            cwd=self._state.cwd,
+            duration_seconds=time.monotonic() - began,
+            truncated=truncated,
+            timed_out=why == "timeout",
+            cancelled=why == "cancelled",
+            idle=why == "idle",
+            running=running,
+            shell_restarted=restarted,
+        )
+
+    def _refused(self, reason: str, *, running: bool = False) -> CommandResult:
+        return CommandResult(
+            output=reason, exit_code=126, cwd=self._state.cwd, duration_seconds=0.0, running=running
+        )
+
+    def _ended_well(self, terminal: Terminal, job: Job, capture: Capture) -> None:
+        if job.changes or job.interactive or not self._looks_plain(terminal):
+            self._ask_for_a_report(terminal, job.token)
+        if capture.cwd != self._state.cwd and capture.cwd:
+            self._state = replace(self._state, cwd=capture.cwd)
+        if job.interactive:
+            terminal.forget_typed()
+
+    def _ask_for_a_report(self, terminal: Terminal, token: str) -> None:
+        terminal.order(self._dialect.report(token))
+        self._token = token
+        self._plain = None
+
+    def _looks_plain(self, terminal: Terminal) -> bool:
+        """Tell from the last report whether a simple command leaves the state as it was."""
+        if self._plain is None:
+            terminal.collect_reports()
+            report = terminal.reports.newest() if terminal.reports.complete(self._token) else None
+            self._plain = None if report is None else report.plain
+        return bool(self._plain)
+
+    def _clear_the_way(self, capture: Capture) -> bool:
+        """Make the shell ready for a command; returns whether it had to be replaced.
+
+        What background jobs wrote since the last command comes first in the output.
+        """
+        if self._left is not None and not self._end_left(capture):
+            self._start()
+            return True
+        terminal = self._terminal
+        if terminal is None:
+            return False
+        (shown, written), flooded = terminal.leftover(
+            most_bytes=_FLOOD_BYTES, most_seconds=_FLOOD_SECONDS
+        )
+        if flooded or terminal.ended:
+            self._start()
+            capture.add(_FLOODED.encode() if flooded else b"")
+            return True
+        if shown or written:
+            capture.feed(shown + written)
+        return False
+
+    def _end_left(self, capture: Capture) -> bool:
+        """Interrupt what was left running; returns whether the shell lives."""
+        job, terminal = self._left, self._terminal
+        self._left = None
+        if job is None or terminal is None:
+            return True
+        last = Capture(job.token, DEFAULT_OUTPUT_BYTES, held=job.held)
+        saved = recover(terminal, self._dialect, job, last)
+        if saved:
+            self._ended_well(terminal, job, last)
+        capture.add(_INTERRUPTED.encode())
+        return saved
 
     def _start(self) -> Terminal:
         """Open a shell in the last known state, in place of the present one."""
+        self._take_state()
         self.close()
         if not self._alive():
             raise SandboxGone("the sandbox of this shell no longer runs")
         terminal = self._open_terminal()
         try:
-            self._prepare(terminal, _SETUP)
+            self._set_up(terminal)
         except BaseException:
             terminal.close()
             raise
         self._terminal = terminal
         return terminal
 
-    def _prepare(self, terminal: Terminal, setup: str) -> None:
+    def _set_up(self, terminal: Terminal) -> None:
+        token = new_token()
+        terminal.order(hello(token, self._state.cwd, piped=terminal.piped))
+        answer = self._await_answer(terminal, token)
+        self._dialect, cwd = dialect_of(answer.cwd, piped=terminal.piped)
+        self._token = new_token()
+        terminal.order(self._dialect.settle(self._token))
+        self._await_answer(terminal, self._token)
+        self._ask_for_a_report(terminal, self._token)
+        terminal.note_shell_group()
+        terminal.await_report(self._token, OPEN_SECONDS)
+        self._fresh = terminal.reports.newest() or Report()
+        if self._state.restores_more_than_the_directory:
+            self._restore(terminal)
+        else:
+            self._state = replace(self._state, cwd=cwd)
+
+    def _restore(self, terminal: Terminal) -> None:
         """Bring a shell to the remembered state and wait until it is idle."""
-        token = secrets.token_hex(8)
-        capture = _Capture(token, 8192)
-        exports = "\n".join(
-            line for line in self._state.exports.split("\n") if not line.startswith(_NOISE)
-        )
-        body = (
-            f"{setup}\\builtin eval {_quote(exports)} 2>/dev/null\n"
-            f"\\builtin cd -- {_quote(self._state.cwd)} 2>/dev/null || \\builtin cd /\n"
-            "__PRORL_CODE=0\n"
-        )
-        _send(terminal, body + _REPORT.format(token=token) + _MARK.format(token=token))
-        why = self._follow(terminal, capture, time.monotonic() + OPEN_SECONDS, None)
+        self._token = new_token()
+        terminal.order(self._dialect.restore(self._state) + self._dialect.answer(self._token))
+        cwd = self._await_answer(terminal, self._token).cwd
+        self._ask_for_a_report(terminal, self._token)
+        self._state = replace(self._state, cwd=cwd)
+
+    def _await_answer(self, terminal: Terminal, token: str) -> Capture:
+        capture = Capture(token, 8192)
+        job = Job(token=token, interactive=False)
+        why = follow(terminal, job, capture, Bounds(deadline=time.monotonic() + OPEN_SECONDS))
         if why == "ended":
             if ends_soon(self._alive):
                 raise SandboxGone("the sandbox ended while a shell started in it")
             raise EnterFailed(f"no shell: {capture.text()[0].strip()[-1000:]}")
-        if why is not None:
+        if why:
             raise ShellFailed(f"the shell did not become ready in {OPEN_SECONDS:g} s")
-        terminal.note_shell_group()
-        self._keep_state(terminal, token)
+        return capture
 
-    def _follow(
-        self,
-        terminal: Terminal,
-        capture: _Capture,
-        deadline: float,
-        cancelled: Cancelled | None,
-        nudge: str = "",
-    ) -> str | None:
-        """Read until the marker; returns why there is none: timeout, cancelled or ended.
+    def _nudge(self, job: Job) -> bytes:
+        if not self._dialect.nudged or job.interactive:
+            return b""
+        return self._dialect.answer(job.token)
 
-        Some errors make bash forget its whole line, the marker with it (`kill -INT $$`, or
-        08 in arithmetic). So a silent shell in front is asked for the marker `nudge` again;
-        when it is only busy, the question waits in the terminal and does no harm.
-        """
-        patience = _NUDGE_SECONDS
-        asked = time.monotonic()
-        while True:
-            now = time.monotonic()
-            left = deadline - now
-            if cancelled is not None and cancelled():
-                return "cancelled"
-            if left <= 0:
-                return "timeout"
-            if nudge and now - asked >= patience:
-                asked, patience = now, 2 * patience
-                if terminal.shell_in_front():
-                    terminal.type(_RECOVERY.format(token=nudge).encode())
-            wait = min(left, asked + patience - now) if nudge else left
-            data = terminal.read(wait if cancelled is None else min(wait, POLL_SECONDS))
-            if data:
-                asked = time.monotonic()
-                if capture.feed(data):
-                    return None
-            if terminal.ended:
-                return "ended"
-
-    def _recover(self, terminal: Terminal, capture: _Capture, token: str) -> bool:
-        """Interrupt, then kill the foreground, until the shell answers; False: it does not."""
-        for seconds, kills in _LADDER:
-            terminal.reset_modes()
-            terminal.forget_orders()
-            if kills:
-                terminal.kill_foreground()
-            terminal.interrupt()
-            # An interrupt empties the terminal's input: the line must come after it.
-            self._follow(terminal, capture, time.monotonic() + _SETTLE_SECONDS, None)
-            if capture.code is not None:
-                return True
-            terminal.type(_RECOVERY.format(token=token).encode())
-            self._follow(terminal, capture, time.monotonic() + seconds, None)
-            if capture.code is not None:
-                return True
-            if terminal.ended:
-                return False
-        return False
-
-    def _keep_state(self, terminal: Terminal, token: str) -> None:
-        """Take the newest report of that command; exports stay where it brought none."""
-        fields = terminal.report()
-        starts = [index for index, field in enumerate(fields) if field == token.encode()]
-        if not starts or len(fields) <= starts[-1] + 1:
+    def _take_state(self) -> None:
+        """Take the newest report over; directory and texts stay where there is none."""
+        if self._terminal is None:
             return
-        values = [field.decode("utf-8", "replace") for field in fields[starts[-1] + 1 :]]
-        exports = values[1] if len(values) > 1 else self._state.exports
-        self._state = ShellState(cwd=values[0] or self._state.cwd, exports=exports)
-
-
-def _send(terminal: Terminal, body: str) -> None:
-    terminal.reset_modes()
-    terminal.order(body.encode("utf-8", "surrogateescape"))
-    terminal.type(_LINE)
-
-
-def _quote(text: str) -> str:
-    return shlex.quote(text.replace("\0", ""))
+        self._terminal.collect_reports()
+        report = self._terminal.reports.newest()
+        if report is not None:
+            self._state = self._dialect.state(self._state.cwd, report, self._fresh)
 
 
 def _refuse(command: str) -> str:

@@ -52,3 +52,12 @@ def find_root_partition(path: Path) -> Partition:
                 raise ImageUnusable(f"the root partition of {path} is no squashfs")
             return Partition(offset=entry[5], size=entry[6])
     raise ImageUnusable(f"{path} has no root partition")
+
+
+def check_complete(path: Path, partition: Partition) -> None:
+    """Raise ImageUnusable when a file ends before its partition does; raises OSError."""
+    size = path.stat().st_size
+    if partition.offset < 0 or partition.size <= 0 or partition.offset + partition.size > size:
+        raise ImageUnusable(
+            f"{path} is cut off: {size} bytes, of {partition.offset + partition.size} it names"
+        )

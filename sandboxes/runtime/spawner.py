@@ -25,7 +25,7 @@ from sandboxes.runtime.exceptions import (
     SandboxFault,
     StartTimeout,
 )
-from sandboxes.runtime.protocol import Cancelled
+from sandboxes.runtime.sessions import Cancelled
 
 START_SECONDS = 30.0
 POLL_SECONDS = 0.1  # how often `cancelled` is asked
@@ -167,7 +167,7 @@ class Spawner:
         env: Mapping[str, str],
         descriptors: Sequence[int],
         targets: Sequence[int],
-        limits: Mapping[str, int | None] | None = None,
+        limits: Mapping[str, Any] | None = None,
         cwd: str = "/",
     ) -> Channel:
         """Start a program in a session of its own with descriptors at given numbers."""
@@ -181,7 +181,7 @@ class Spawner:
         env: Mapping[str, str],
         descriptors: Sequence[int],
         targets: Sequence[int],
-        limits: Mapping[str, int | None] | None = None,
+        limits: Mapping[str, Any] | None = None,
         cwd: str = "/",
     ) -> tuple[Channel, int]:
         """Start a program on a new pseudo-terminal; returns its channel and the master."""
@@ -263,7 +263,7 @@ def _program(
     argv: Sequence[str],
     env: Mapping[str, str],
     targets: Sequence[int],
-    limits: Mapping[str, int | None] | None,
+    limits: Mapping[str, Any] | None,
     cwd: str,
 ) -> wire.Message:
     return {

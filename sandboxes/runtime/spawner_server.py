@@ -23,10 +23,12 @@ from pathlib import Path
 
 from ptyprocess import PtyProcess
 
-from sandboxes.runtime import anchor, jobs, keeper, wire
+from sandboxes.runtime import anchor, jobs, keeper, live, warm, wire
 from sandboxes.runtime.account import adopt_orphans, become, forbid_new_privileges
+from sandboxes.runtime.confine import SERVICE_SCORE, confine, raise_own_score
+from sandboxes.runtime.exceptions import EnterFailed
 from sandboxes.runtime.layout import Layout
-from sandboxes.runtime.processes import kill_sessions, raise_oom_score
+from sandboxes.runtime.processes import kill_sessions
 
 _FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)  # as we found them: for children
 _MOST_FILES = 65536
@@ -34,10 +36,12 @@ _RESERVED = range(3, 16)  # kept busy, so that a passed descriptor never meets i
 _JOBS: dict[str, Callable[[Layout, socket.socket, wire.Message], None]] = {
     "start": keeper.run,
     "anchor": anchor.run,
+    "driver": jobs.find_driver,
     "stop": jobs.stop,
     "freeze": jobs.freeze,
+    "snapshot": live.snapshot,
+    "listen": live.listen,
     "discard": jobs.discard,
-    "unpack": jobs.unpack,
     "sweep": jobs.sweep_trash,
 }
 
@@ -54,14 +58,7 @@ class _Child:
 
 def _limit_child(message: wire.Message) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    raise_oom_score()
-    for key, kind in (("processes", resource.RLIMIT_NPROC), ("file_bytes", resource.RLIMIT_FSIZE)):
-        value = message.get("limits", {}).get(key)
-        if value is not None:
-            _, hard = resource.getrlimit(kind)
-            wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(kind, (wanted, wanted))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine(message.get("limits") or {})
     resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMITS)
 
 
@@ -118,8 +115,9 @@ class Server:
         try:
             self._begin(message, channel, passed)
         except Exception as fault:  # the loop serves everybody: report it and go on
+            code = EnterFailed.code if isinstance(fault, OSError) else ""
             with suppress(OSError):
-                wire.send(channel, {"event": "error", "code": "", "message": repr(fault)})
+                wire.send(channel, {"event": "error", "code": code, "message": repr(fault)})
             channel.close()
         finally:
             wire.close_all(passed)
@@ -131,6 +129,10 @@ class Server:
             child = self._exec(message, channel, passed)
         elif kind == "pty":
             child = self._pty(message, channel, passed)
+        elif kind == "take":
+            jobs.answer(warm.take, self._layout, channel, message)
+            channel.close()
+            return
         else:
             self._job(message, channel)
             return
@@ -166,7 +168,7 @@ class Server:
             echo=False,
             preexec_fn=prepare,
             dimensions=(50, 200),
-            pass_fds=[*passed, *message["targets"]],
+            pass_fds=[*passed, *(target for target in message["targets"] if target > 2)],
         )
         terminal.delayafterclose = terminal.delayafterterminate = 0
         wire.send(channel, {"event": "started", "pid": terminal.pid}, [terminal.fd])
@@ -261,6 +263,7 @@ def main(argv: list[str]) -> None:
     """Drop to the account, then serve."""
     control_number, root, uid, gid = int(argv[1]), Path(argv[2]), int(argv[3]), int(argv[4])
     os.set_inheritable(control_number, False)
+    raise_own_score(SERVICE_SCORE)
     if os.geteuid() == 0 and uid != 0:  # uid 0 is asked for by the local runtime only
         become(uid, gid)
     forbid_new_privileges()

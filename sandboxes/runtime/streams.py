@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 
-# CSI, OSC (ended by BEL or ST), other string sequences, and two-byte escapes; ECMA-48.
-_ESCAPES = re.compile(
-    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_][^\x1b]*\x1b\\"
-    rb"|\x1b[ -/]*[0-~]"
-)
+from sandboxes.runtime.screen import printable
+
+__all__ = ["HeadTail", "printable"]
 
 
 class HeadTail:
@@ -55,8 +52,3 @@ class HeadTail:
         if not missing:
             return head + tail
         return head + f"\n[... {missing} bytes left out ...]\n".encode() + tail
-
-
-def printable(data: bytes) -> str:
-    """Decode terminal output: escapes go, CRLF becomes LF, bad UTF-8 is replaced."""
-    return _ESCAPES.sub(b"", data).replace(b"\r\n", b"\n").decode("utf-8", "replace")

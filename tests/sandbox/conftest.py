@@ -3,15 +3,18 @@
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from sandboxes.runtime.account import resolve_account
 from sandboxes.runtime.apptainer import ApptainerRuntime
-from sandboxes.runtime.argv import find_tools
+from sandboxes.runtime.argv import Overlay, Tools, find_tools
 from sandboxes.runtime.exceptions import RuntimeMissing
 from sandboxes.runtime.factory import make_runtime
 from sandboxes.runtime.protocol import Limits, Runtime, SandboxHandle, SandboxSpec
@@ -36,11 +39,19 @@ def open_folder(prefix: str) -> Path:
     return folder
 
 
+def remove_folder(folder: Path) -> None:
+    """Delete a runtime's folder once what `stop` deletes after its answer is gone."""
+    deadline = time.monotonic() + 60
+    while list(folder.glob("root/trash/*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session")
 def base_image() -> Path:
     """Return the unpacked base image; skips (fails in CI) without it or Apptainer."""
     try:
-        find_tools()
+        chosen_tools()
         resolve_account(None)
     except RuntimeMissing as fault:
         lacking(str(fault))
@@ -53,14 +64,60 @@ def base_image() -> Path:
 @pytest.fixture(scope="session")
 def apptainer_runtime(base_image: Path) -> Iterator[ApptainerRuntime]:
     """Yield a real runtime over a folder of its own; nothing of it stays."""
+    with runtime_with(chosen_tools()) as made:
+        yield made
+
+
+def chosen_tools(overlay: Overlay | None = None) -> Tools:
+    """Find the tools; PRORL_ENGINE and PRORL_OVERLAY choose others for all tests here."""
+    wanted = overlay or cast(Overlay, os.environ.get("PRORL_OVERLAY", "auto"))
+    return find_tools(engine=os.environ.get("PRORL_ENGINE", ""), overlay=wanted)
+
+
+@contextmanager
+def runtime_with(tools: Tools) -> Iterator[ApptainerRuntime]:
+    """Make a runtime that uses those tools, over a folder of its own; nothing of it stays."""
     folder = open_folder("prorl-sandbox-tests-")
-    made = make_runtime("apptainer", folder / "root", PREFIX, None)
-    assert isinstance(made, ApptainerRuntime)
-    yield made
-    for name in made.list():
-        made.stop(name)
-    made.close()
-    shutil.rmtree(folder)
+    account = resolve_account(None)
+    made = ApptainerRuntime(
+        folder / "root", PREFIX, account, engine=tools.engine, overlay=tools.overlay
+    )
+    made.prepare()
+    try:
+        yield made
+        for name in made.list():
+            made.stop(name)
+    finally:
+        made.close()
+        remove_folder(folder)
+
+
+@pytest.fixture(scope="session", params=["kernel", "fuse"])
+def overlay_runtime(request: pytest.FixtureRequest, base_image: Path) -> Iterator[ApptainerRuntime]:
+    """Yield a runtime for each driver of the overlay."""
+    try:
+        tools = chosen_tools(request.param)
+    except RuntimeMissing as fault:
+        lacking(str(fault))
+    with runtime_with(tools) as made:
+        yield made
+
+
+@pytest.fixture
+def start_overlay(overlay_runtime: ApptainerRuntime, base_image: Path) -> Iterator[Start]:
+    """Start sandboxes on each driver of the overlay; they are stopped afterwards."""
+    made: list[str] = []
+    yield starter(overlay_runtime, str(base_image), made)
+    for name in made:
+        overlay_runtime.stop(name)
+
+
+@pytest.fixture(scope="module")
+def hostile(apptainer_runtime: ApptainerRuntime, base_image: Path) -> Iterator[SandboxHandle]:
+    """Keep one sandbox for all tries of a module to get out of it."""
+    made: list[str] = []
+    yield starter(apptainer_runtime, str(base_image), made)()
+    apptainer_runtime.stop(made[0])
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +129,21 @@ def local_runtime() -> Iterator[Runtime]:
     for name in made.list():
         made.stop(name)
     made.close()
-    shutil.rmtree(folder)
+    remove_folder(folder)
+
+
+@pytest.fixture
+def fake_runtime() -> Runtime:
+    """Return the runtime that runs nothing."""
+    return make_runtime("fake", Path("/nowhere"), PREFIX, None)
+
+
+# For what needs no program to run: the scripted runtime keeps these promises too.
+every_runtime = pytest.mark.parametrize(
+    "runtime",
+    [pytest.param("apptainer", marks=pytest.mark.sandbox), "local", "fake"],
+    indirect=True,
+)
 
 
 @pytest.fixture(params=[pytest.param("apptainer", marks=pytest.mark.sandbox), "local"])

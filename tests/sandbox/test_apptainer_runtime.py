@@ -213,7 +213,7 @@ def test_nothing_is_left_after_stop(
 
     assert eventually(lambda: processes_of(apptainer_runtime) <= processes)
     assert Path("/proc/self/mountinfo").read_text() == mounts
-    assert kept(apptainer_runtime) == paths
+    assert eventually(lambda: kept(apptainer_runtime) == paths)
 
 
 def test_a_missing_or_foreign_image_is_named(
@@ -232,7 +232,7 @@ def test_a_missing_or_foreign_image_is_named(
         start_apptainer(image=str(text))
     with pytest.raises(ImageUnusable, match="singularity"):
         start_apptainer(image="/usr")
-    assert kept(apptainer_runtime) == before
+    assert kept(apptainer_runtime) - before == set()
 
 
 def test_a_sif_image_is_unpacked_once_and_starts(
@@ -386,7 +386,7 @@ WORKER = """
 import json, sys, threading, time
 from pathlib import Path
 from sandboxes.runtime.factory import make_runtime
-from sandboxes.runtime.protocol import Limits, SandboxSpec
+from sandboxes.runtime.protocol import (Limits, SandboxSpec)
 root, name, image, lifetime = Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
 runtime = make_runtime("apptainer", root, "test-", None)
 handle = runtime.start(
@@ -545,5 +545,5 @@ def test_the_node_is_found_in_order(apptainer_runtime: ApptainerRuntime) -> None
 
     assert [finding for finding in findings if not finding.ok] == []
     assert {finding.name for finding in findings} >= {"apptainer", "account", "/dev/fuse", "disk"}
-    assert kept(apptainer_runtime) == before
+    assert kept(apptainer_runtime) - before == set()
     assert list((apptainer_runtime.root / "tmp").iterdir()) == []

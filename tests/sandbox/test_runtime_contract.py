@@ -12,7 +12,24 @@ from sandboxes.runtime.exceptions import (
     StartFailed,
 )
 from sandboxes.runtime.protocol import Limits, Runtime, SandboxHandle, SandboxSpec
-from tests.sandbox.conftest import PREFIX, Start
+from tests.sandbox.conftest import PREFIX, Start, every_runtime
+
+
+@every_runtime
+def test_a_file_is_what_was_written(runtime: Runtime, start: Start) -> None:
+    handle = start()
+
+    runtime.write_files(handle, {"/deep/er/a b": (b"\0\xff", 0o600), "/app/x": (b"1", 0o644)})
+    runtime.write_file(handle, "/app/../app/x", b"22")
+
+    assert runtime.read_file(handle, "/deep/er/a b", max_bytes=2) == b"\0\xff"
+    assert runtime.read_file(handle, "/app/x", max_bytes=100) == b"22"
+    with pytest.raises(FileMissing):
+        runtime.read_file(handle, "/nothing", max_bytes=10)
+    with pytest.raises(OutputTooLarge):
+        runtime.read_file(handle, "/app/x", max_bytes=1)
+    with pytest.raises(ValueError, match="not an absolute path"):
+        runtime.write_file(handle, "relative", b"")
 
 
 def test_a_program_reports_its_code_and_both_streams(runtime: Runtime, start: Start) -> None:
@@ -120,12 +137,16 @@ def test_reading_says_what_is_wrong(runtime: Runtime, start: Start) -> None:
         runtime.write_file(handle, "relative", b"")
 
 
-def test_a_frozen_layer_carries_files_and_the_base_does_not(runtime: Runtime, start: Start) -> None:
+@every_runtime
+def test_a_frozen_layer_carries_files_and_the_base_does_not(
+    runtime: Runtime, start: Start, image: str
+) -> None:
     first = start()
     runtime.write_file(first, "/app/kept", b"one")
 
     layer = runtime.freeze(first)
 
+    assert runtime.layer_image(layer) == image
     assert not runtime.alive(first)
     assert first.name not in runtime.list()
     second = start(layers=(layer,))
@@ -144,9 +165,12 @@ def test_a_frozen_layer_carries_files_and_the_base_does_not(runtime: Runtime, st
     runtime.discard_layer(layer)
     assert not {layer, top} & set(runtime.list_layers())
     with pytest.raises(LayerMissing):
+        runtime.layer_image(layer)
+    with pytest.raises(LayerMissing):
         start(layers=(layer,))
 
 
+@every_runtime
 def test_stop_is_idempotent_and_frees_the_name(runtime: Runtime, start: Start) -> None:
     handle = start()
     assert runtime.list() == [handle.name]
@@ -163,6 +187,7 @@ def test_stop_is_idempotent_and_frees_the_name(runtime: Runtime, start: Start) -
         runtime.exec(handle, ["true"], timeout_seconds=30)
 
 
+@every_runtime
 def test_a_name_in_use_or_of_others_is_refused(runtime: Runtime, start: Start) -> None:
     handle = start()
 
@@ -175,6 +200,7 @@ def test_a_name_in_use_or_of_others_is_refused(runtime: Runtime, start: Start) -
     assert runtime.alive(handle)
 
 
+@every_runtime
 def test_a_cancelled_start_leaves_nothing(runtime: Runtime, image: str) -> None:
     spec = SandboxSpec(name=f"{PREFIX}given-up", image=image)
 
@@ -185,6 +211,7 @@ def test_a_cancelled_start_leaves_nothing(runtime: Runtime, image: str) -> None:
     assert spec.name not in runtime.list()
 
 
+@every_runtime
 def test_a_handle_travels_as_json(runtime: Runtime, start: Start) -> None:
     handle = start()
 

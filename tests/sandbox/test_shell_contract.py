@@ -7,13 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from sandboxes.runtime.exceptions import SandboxGone
-from sandboxes.runtime.protocol import (
-    Runtime,
-    SandboxHandle,
-    SandboxSpec,
-    ShellSession,
-    ShellState,
-)
+from sandboxes.runtime.protocol import Runtime, SandboxHandle, SandboxSpec
+from sandboxes.runtime.sessions import ShellSession, ShellState
 from tests.sandbox.conftest import PREFIX
 
 Shared = dict[str, tuple[Runtime, SandboxHandle]]
@@ -222,6 +217,68 @@ def test_state_moves_to_another_shell(
 
 def shell_directory_exists(shell: ShellSession) -> bool:
     return say(shell, 'test -d "$PWD" && echo there') == "there\n"
+
+
+def test_a_state_of_two_keys_is_still_read(shell: ShellSession) -> None:
+    old = {"cwd": "/usr/share", "exports": 'declare -x WORD="two words"'}
+
+    shell.restore(ShellState.from_dict(old))
+
+    assert ShellState.from_dict(old).as_dict() == {
+        **old,
+        "functions": "",
+        "aliases": "",
+        "options": "",
+    }
+    assert say(shell, 'pwd; echo "$WORD"') == "/usr/share\ntwo words\n"
+
+
+def test_functions_aliases_and_options_move_to_another_shell(
+    runtime: Runtime, handle: SandboxHandle, shell: ShellSession
+) -> None:
+    say(shell, "f() { echo \"f $1\"; }; alias hi='echo hello'; set -o noclobber; shopt -s nullglob")
+    state = ShellState.from_dict(shell.state().as_dict())
+
+    other = runtime.open_shell(handle, terminal=False)
+    other.restore(state)
+
+    assert state.aliases == "alias hi='echo hello'\n"
+    assert state.options == "shopt -s nullglob\nset -o noclobber"
+    assert say(other, "f 1; hi; echo no*such; echo $-") == "f 1\nhello\n\nhimBCs\n"
+    other.close()
+
+
+def test_a_state_follows_each_command(shell: ShellSession) -> None:
+    say(shell, "cd /usr; export A=1")
+    say(shell, "true")
+    first = shell.state()
+    say(shell, "unset A; cd /")
+    second = shell.state()
+
+    assert (first.cwd, 'declare -x A="1"' in first.exports.split("\n")) == ("/usr", True)
+    assert (second.cwd, 'declare -x A="1"' in second.exports.split("\n")) == ("/", False)
+
+
+def test_on_pipes_output_keeps_its_order_and_is_no_terminal(
+    runtime: Runtime, handle: SandboxHandle
+) -> None:
+    shell = runtime.open_shell(handle, cwd="/usr", terminal=False)
+
+    mixed = shell.run("for i in 1 2 3; do echo o$i; echo e$i >&2; done", timeout_seconds=30)
+    asked = shell.run("test -t 0 || test -t 1 || test -t 2", timeout_seconds=30)
+    large = shell.run("seq 1 300000", timeout_seconds=60, output_bytes=600)
+    late = shell.run("echo begun; sleep 1000", timeout_seconds=0.5)
+    ended = shell.run("exit 5", timeout_seconds=30)
+
+    assert (mixed.output, mixed.exit_code) == ("o1\ne1\no2\ne2\no3\ne3\n", 0)
+    assert asked.exit_code == 1
+    assert (large.exit_code, large.truncated) == (0, True)
+    assert large.output.startswith("1\n2\n")
+    assert large.output.endswith("299999\n300000\n")
+    assert (late.output, late.timed_out, late.shell_restarted) == ("begun\n", True, False)
+    assert (ended.exit_code, ended.shell_restarted) == (5, True)
+    assert say(shell, "pwd") == "/usr\n"
+    shell.close()
 
 
 def test_close_ends_the_background_jobs(

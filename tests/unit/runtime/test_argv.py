@@ -7,7 +7,7 @@ import pytest
 from sandboxes.runtime import argv
 from sandboxes.runtime.exceptions import RuntimeMissing
 
-TOOLS = argv.Tools(engine="/e", nsenter="/n", setpriv="/s", unshare="/u")
+TOOLS = argv.Tools(engine="/e", nsenter="/n", unshare="/u")
 
 
 def test_start_isolates_and_has_no_network() -> None:
@@ -33,7 +33,7 @@ def test_the_host_network_is_the_only_difference() -> None:
 
     assert [w for w in start[0] if w not in start[1]] == ["--net", "--network", "none"]
     assert enter[0] == [
-        *("/s", "--no-new-privs", "/n", "-t", "7", "-U", "--preserve-credentials"),
+        *("/n", "-t", "7", "-U", "--preserve-credentials"),
         *("-m", "-p", "-i", "-u", "-n", "--"),
     ]
     assert [w for w in enter[0] if w not in enter[1]] == ["-n"]
@@ -59,7 +59,5 @@ def test_missing_tools_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(argv, "HOST_PATH", "/nowhere")
 
-    with pytest.raises(
-        RuntimeMissing, match=r"apptainer \(or singularity\), nsenter, setpriv, unshare"
-    ):
+    with pytest.raises(RuntimeMissing, match=r"apptainer \(or singularity\), nsenter, unshare"):
         argv.find_tools()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandboxes.runtime.streams import HeadTail, printable
+from sandboxes.runtime.streams import HeadTail
 
 
 @given(st.lists(st.binary(max_size=50)), st.integers(2, 100))
@@ -30,9 +30,3 @@ def test_the_gap_is_said() -> None:
     kept.feed(b"abcdefgh")
 
     assert kept.joined() == b"ab\n[... 4 bytes left out ...]\ngh"
-
-
-def test_printable_drops_escapes_and_replaces_bad_bytes() -> None:
-    raw = b"\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07x\x1b(By\x1b]8;;u\x1b\\link\xff\x1b"
-
-    assert printable(raw) == "red\nxylink\ufffd\x1b"

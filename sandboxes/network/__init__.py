@@ -1,0 +1,1 @@
+"""What serves the sockets that listen inside a sandbox's own network; no Django here."""
