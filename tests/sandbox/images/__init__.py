@@ -1,0 +1,1 @@
+"""Images from real registries, definitions and folders, on real Apptainer."""
