@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rollouts.inference.protocol import Generation, SamplingParams
     from rollouts.inference.rendering import ConversationRenderer
     from rollouts.inference.trace import Trace
-    from rollouts.tools.base import Tool
-    from sandboxes.runtime.protocol import ShellSession, ShellState
+    from rollouts.tools.base import SandboxAccess, Tool
+    from sandboxes.runtime.sessions import ShellSession, ShellState
 
 Message = dict[str, Any]
 
@@ -141,8 +141,8 @@ class AgentContext:
     """Hold everything an episode may use; handlers reach nothing else.
 
     `trace` is empty: the handler rebuilds it from the journal. `shell` is open and, when the
-    journal holds turns, restored; None for handlers that need no sandbox. `sampling` is what
-    `generate` sends, for the trace's record.
+    journal holds turns, restored; it and `sandbox` are None for handlers that need no sandbox.
+    `sampling` is what `generate` sends, for the trace's record.
     """
 
     instruction: str
@@ -156,6 +156,7 @@ class AgentContext:
     budget: Budget
     cancelled: Callable[[], bool]
     shell: ShellSession | None = None
+    sandbox: SandboxAccess | None = None
     sampling: SamplingParams | None = None
     clock: Callable[[], float] = time.monotonic
 

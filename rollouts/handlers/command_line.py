@@ -166,6 +166,7 @@ class _Run:
     def scope(self) -> ToolContext:
         return ToolContext(
             shell=self.context.shell,
+            sandbox=self.context.sandbox,
             timeout_seconds=max(0.0, self.episode.remaining_seconds()),
             cancelled=self.context.cancelled,
         )

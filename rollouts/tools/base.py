@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jsonschema
 
 if TYPE_CHECKING:
-    from sandboxes.runtime.protocol import ShellSession
+    from sandboxes.runtime.protocol import ExecResult
+    from sandboxes.runtime.sessions import PythonSession, ShellSession
 
 
 class InvalidArguments(Exception):
@@ -37,11 +38,40 @@ class InvalidToolSettings(Exception):
     code: ClassVar[str] = "tool.settings_invalid"
 
 
+class SandboxAccess(Protocol):
+    """Reach the episode's sandbox beside its shell: programs, and a Python interpreter."""
+
+    @property
+    def resumed(self) -> bool:
+        """Tell whether another worker began this episode: what it held in memory is gone."""
+        ...
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_seconds: float,
+        output_bytes: int,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> ExecResult:
+        """Run one program in `/`; see `Runtime.exec`."""
+        ...
+
+    def python(self) -> PythonSession:
+        """Return the episode's interpreter, opened at first use; raises as `open_python`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:
-    """Hold what a call may use: the episode's shell, the seconds left and the cancel flag."""
+    """Hold what a call may use: the episode's shell and sandbox, the seconds left, the cancel flag.
+
+    Both are None for episodes without a sandbox.
+    """
 
     shell: ShellSession | None = None
+    sandbox: SandboxAccess | None = None
     timeout_seconds: float
     cancelled: Callable[[], bool] = lambda: False
 

@@ -10,7 +10,7 @@ from rollouts.handlers.base import Action, AgentContext, Budget, JournaledTurn, 
 from rollouts.inference.protocol import Generation
 from rollouts.inference.trace import Trace
 from rollouts.tools.registry import build_tools
-from sandboxes.runtime.protocol import ShellState
+from sandboxes.runtime.sessions import ShellState
 from tests.unit.tools.scripted_shell import ScriptedShell
 
 USER, ASSISTANT, SYSTEM, END = 1001, 1002, 1003, 1004

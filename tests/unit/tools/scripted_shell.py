@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandboxes.runtime.protocol import DEFAULT_OUTPUT_BYTES, CommandResult, ShellState
+from sandboxes.runtime.sessions import DEFAULT_OUTPUT_BYTES, CommandResult, ShellState
 
 
 def result(output: str = "", exit_code: int | None = 0, **flags: bool) -> CommandResult:
@@ -22,6 +22,8 @@ class ScriptedShell:
     answers: dict[str, CommandResult | Exception] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     limits: list[tuple[float, int]] = field(default_factory=list)
+    typed: list[str] = field(default_factory=list)
+    idles: list[tuple[float | None, bool]] = field(default_factory=list)
     after_run: Callable[[], None] = lambda: None
 
     def run(
@@ -29,13 +31,33 @@ class ScriptedShell:
         command: str,
         *,
         timeout_seconds: float,
+        idle_seconds: float | None = None,
+        interactive: bool = False,
         output_bytes: int = DEFAULT_OUTPUT_BYTES,
         cancelled: Callable[[], bool] | None = None,  # noqa: ARG002
     ) -> CommandResult:
         self.commands.append(command)
+        self.idles.append((idle_seconds, interactive))
         self.limits.append((timeout_seconds, output_bytes))
         answer = self.answers.get(command, result())
         self.after_run()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def send(
+        self,
+        text: str,
+        *,
+        timeout_seconds: float,
+        idle_seconds: float | None = None,
+        output_bytes: int = DEFAULT_OUTPUT_BYTES,
+        cancelled: Callable[[], bool] | None = None,  # noqa: ARG002
+    ) -> CommandResult:
+        self.typed.append(text)
+        self.limits.append((timeout_seconds, output_bytes))
+        self.idles.append((idle_seconds, True))
+        answer = self.answers.get(text, result())
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -19,7 +19,7 @@ from rollouts.tools.bash import BashTool, describe
 from rollouts.tools.registry import TOOLS, build_tools
 from rollouts.tools.submit import SubmitTool
 from sandboxes.runtime.exceptions import SandboxGone
-from sandboxes.runtime.protocol import CommandResult
+from sandboxes.runtime.sessions import CommandResult
 from tests.unit.tools.scripted_shell import ScriptedShell, result
 
 
@@ -37,10 +37,39 @@ def test_bash_runs_in_the_shell_and_reports() -> None:
                 "timed_out": False,
                 "cancelled": False,
                 "shell_restarted": False,
+                "running": False,
             },
         )
     )
     assert (shell.commands, shell.limits) == (["ls"], [(5, 999)])
+    assert shell.idles == [(None, False)]
+
+
+def test_bash_leaves_an_interactive_program_to_be_typed_at() -> None:
+    waiting = result("name? ", None, running=True, idle=True)
+    shell = ScriptedShell(answers={"./ask": waiting, "Ada\n": result("hello Ada\n")})
+    context = ToolContext(shell=shell, timeout_seconds=100)
+    tool = BashTool(idle_seconds=0.5)
+
+    asked = tool.call({"command": "./ask", "interactive": True}, context)
+    answered = tool.call({"input": "Ada\n"}, context)
+
+    assert asked.content == (
+        "name? \n[still running: answer it with input, wait with input of a newline, or end it "
+        "with input C-c; a new command ends it first]"
+    )
+    assert (asked.data["running"], asked.data["exit_code"]) == (True, None)
+    assert answered.content == "hello Ada\n[exit code: 0]"
+    assert (shell.typed, shell.idles) == (["Ada\n"], [(0.5, True), (0.5, True)])
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"), [("C-c", "\x03"), ("C-d", "\x04"), ("C-z", "\x1a"), ("C-c\n", "C-c\n")]
+)
+def test_bash_takes_spelt_keys_as_meant(typed: str, key: str) -> None:
+    shell = ScriptedShell()
+    BashTool().call({"input": typed}, ToolContext(shell=shell, timeout_seconds=1))
+    assert shell.typed == [key]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +108,13 @@ def test_bash_takes_the_smallest_time_limit(
         ),
         (
             result("", 1, shell_restarted=True),
-            "(no output)\n[the shell ended and a new one took its place: directory and exported "
-            "variables were kept, functions, aliases and background jobs were not]\n[exit code: 1]",
+            "(no output)\n[the shell ended and a new one took its place: directory, exported "
+            "variables, functions, aliases and shell options were kept; other variables, traps and "
+            "background jobs were lost]\n[exit code: 1]",
+        ),
+        (
+            result("x", None, idle=True),
+            "x\n[silent for too long: the command was ended]",
         ),
         (
             result("", None),
@@ -95,7 +129,12 @@ def test_observations_say_what_to_know(command_result: CommandResult, text: str)
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({}, "'command' is a required property"),
+        ({}, "exactly one of them"),
+        ({"command": "ls", "input": "x"}, "exactly one of them"),
+        ({"input": "x", "interactive": True}, "interactive belongs to command"),
+        ({"input": ""}, "at input"),
+        ({"input": "a\ud800b"}, "Unicode"),
+        ({"command": "ls", "interactive": "yes"}, "at interactive"),
         ({"command": ""}, "at command"),
         ({"command": "  \n"}, "empty"),
         ({"command": ["ls"]}, "at command"),
@@ -113,7 +152,7 @@ def test_bash_refuses_wrong_arguments_before_the_shell(
     shell = ScriptedShell()
     with pytest.raises(InvalidArguments, match=word) as caught:
         BashTool().call(arguments, ToolContext(shell=shell, timeout_seconds=1))
-    assert shell.commands == []
+    assert (shell.commands, shell.typed) == ([], [])
     assert len(str(caught.value)) < 1000
 
 
@@ -158,11 +197,13 @@ def test_the_registry_makes_what_is_listed() -> None:
 
 
 def test_the_registry_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(UnknownTool, match="'browser'; known are bash, submit"):
+    known = "bash, editor, ipython, submit, think"
+    with pytest.raises(UnknownTool, match=f"'browser'; known are {known}"):
         build_tools(["browser"])
     for settings in (
         {"bash": {"timeout_seconds": 0}},
         {"bash": {"timeout_seconds": True}},
+        {"bash": {"idle_seconds": 0}},
         {"bash": {"output_bytes": 1}},
         {"bash": {"output_bytes": 1e4}},
         {"bash": {"shell": "zsh"}},
