@@ -6,6 +6,7 @@ from django.views.generic import RedirectView
 
 from prorl_site.api import problems
 from prorl_site.api.health import healthz, readyz
+from prorl_site.api.metrics import metrics
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
@@ -13,6 +14,7 @@ urlpatterns = [
     path("favicon.ico", RedirectView.as_view(url="/static/sandboxes/icon.svg")),
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
+    path("metrics", metrics, name="metrics"),
     path("api/v1/", include("prorl_site.api.urls")),
     re_path(r"^api/", problems.unknown_address),
 ]

@@ -19,6 +19,7 @@ STAGE_TASK: Final = {
     EVAL: "rollouts.tasks.run_eval",
 }
 SWEEP_TASK: Final = "rollouts.tasks.sweep_node"
+IMAGE_TASK: Final = "rollouts.tasks.image_build"
 DISPATCH_TASK: Final = "rollouts.tasks.control_dispatch"
 
 

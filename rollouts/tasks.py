@@ -5,12 +5,16 @@ from typing import Any
 from uuid import UUID
 
 from celery import shared_task
+from celery.worker import state
 
 from rollouts import queues
 from rollouts.services.dispatch import dispatch
+from rollouts.services.image_builds import dispatch_image_builds
 from rollouts.services.reap import reap, request_sweeps
 from rollouts.services.servers import check_servers
 from rollouts.stages.database import database
+from sandboxes.services.image_claim import recover_builds
+from sandboxes.services.image_work import carry_out_build
 from sandboxes.services.node import sweep_node as sweep_this_node
 
 logger = logging.getLogger(__name__)
@@ -49,11 +53,25 @@ def sweep_node(node: str, **_: Any) -> None:
         logger.info("node %s: %d sandboxes removed", node, removed)
 
 
+@shared_task(name=queues.IMAGE_TASK)
+def image_build(build_id: str, **_: Any) -> None:
+    """Carry out an image build on the node that this worker runs on."""
+    with database():
+        carry_out_build(build_id=UUID(build_id), stopping=_is_ending)
+
+
+def _is_ending() -> bool:
+    """Tell whether this worker was told to end: what takes long is given back then."""
+    flags = (state.should_stop, state.should_terminate)
+    return any(flag is not None and flag is not False for flag in flags)  # 0 is an exit code
+
+
 @shared_task(name=queues.DISPATCH_TASK)
 def control_dispatch(**_: Any) -> None:
-    """Start what free slots can start."""
+    """Start what free slots can start, and image builds."""
     with database():
         started = dispatch()
+        dispatch_image_builds()
     if started:
         logger.info("dispatched %d rollouts", started)
 
@@ -63,6 +81,7 @@ def control_reap(**_: Any) -> None:
     """Put right what dead workers and lost messages leave."""
     with database():
         reaped = reap()
+        recover_builds()
     logger.debug("%s", reaped)
 
 

@@ -21,6 +21,7 @@ from rollouts.checks import pool_errors
 from rollouts.services.messages import flush
 from rollouts.stages import process
 from sandboxes.services.node import close_node_runtime, node_runtime
+from sandboxes.services.warm import WarmKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ _prefork = False
 _concurrency = 1
 # Readable in the children of a pool once the parent is to end: Celery tells them nothing of it.
 _ending: tuple[int, int] | None = None
+_warm: WarmKeeper | None = None
 
 
 def connect() -> None:
@@ -66,6 +68,16 @@ def _before_pool(sender: Any, **_: Any) -> None:
 def _ready(**_: Any) -> None:
     if _stage is not None and not _prefork:
         process.begin(stage=_stage, concurrency=_concurrency)
+        _serve_node()
+
+
+def _serve_node() -> None:
+    """Say how this node keeps limits, and keep its warm pool: the INIT worker's part."""
+    global _warm
+    if _stage != queues.INIT or _warm is not None:
+        return
+    _warm = WarmKeeper()
+    _warm.start()
 
 
 def _child_started(**_: Any) -> None:
@@ -102,6 +114,8 @@ def _shutting_down(**_: Any) -> None:
 
 def _ended(**_: Any) -> None:
     if not _prefork:
+        if _warm is not None:
+            _warm.close()
         process.end()
         flush()
         close_node_runtime()

@@ -6,6 +6,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 
 RUNTIMES = ("apptainer", "local")
+OVERLAYS = ("auto", "kernel", "fuse")
 
 
 @register()
@@ -18,5 +19,34 @@ def check_runtime(**_: Any) -> list[CheckMessage]:
             f"PRORL_RUNTIME is {settings.SANDBOX_RUNTIME!r}.",
             hint=f"Set it to one of: {', '.join(RUNTIMES)}.",
             id="sandboxes.E001",
+        )
+    ]
+
+
+@register()
+def check_overlay(**_: Any) -> list[CheckMessage]:
+    """Refuse a way to mount overlays that does not exist."""
+    if settings.SANDBOX_OVERLAY in OVERLAYS:
+        return []
+    return [
+        Error(
+            f"PRORL_OVERLAY is {settings.SANDBOX_OVERLAY!r}.",
+            hint=f"Set it to one of: {', '.join(OVERLAYS)}.",
+            id="sandboxes.E002",
+        )
+    ]
+
+
+@register()
+def check_control_groups(**_: Any) -> list[CheckMessage]:
+    """Refuse a place for control groups that is none."""
+    wanted = settings.SANDBOX_CGROUPS
+    if wanted in ("auto", "none") or wanted.startswith("/"):
+        return []
+    return [
+        Error(
+            f"PRORL_CGROUPS is {wanted!r}.",
+            hint="Set it to auto, none, or the path of a delegated group of version 2.",
+            id="sandboxes.E003",
         )
     ]

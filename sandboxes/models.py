@@ -2,12 +2,30 @@
 
 import uuid
 
-from django.core.validators import MinValueValidator, RegexValidator
+from django.conf import settings
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import Q
 
-from sandboxes.querysets import EnvironmentQuerySet, NodeQuerySet, SandboxQuerySet
-from sandboxes.states import ImageState, Network, SandboxPurpose, SandboxState
+from sandboxes.querysets import (
+    EnvironmentQuerySet,
+    ImageBuildQuerySet,
+    NodeQuerySet,
+    SandboxQuerySet,
+    SnapshotQuerySet,
+)
+from sandboxes.states import (
+    IMAGE_BUILD_ACTIVE,
+    Gpu,
+    ImageBuildKind,
+    ImageBuildState,
+    ImageReuse,
+    ImageState,
+    Network,
+    SandboxPurpose,
+    SandboxState,
+    SnapshotState,
+)
 
 validate_name = RegexValidator(
     r"^[a-z0-9][a-z0-9._-]{0,98}$",
@@ -22,12 +40,29 @@ class Image(models.Model):
     name = models.CharField(max_length=99, unique=True, validators=[validate_name])
     source = models.CharField(
         max_length=500,
-        help_text="Folder or SIF file: an absolute path, or one relative to the node's image root.",
+        help_text="A path (SIF file, unpacked image or root file system), absolute or relative to "
+        "the node's image root; docker://, oras:// or library:// and a reference; definition: or "
+        "template: for the text below; template:NAME for a shipped one.",
+    )
+    definition = models.TextField(
+        blank=True, help_text="Definition file, or a Jinja2 template of one."
+    )
+    files = models.JSONField(
+        default=dict, blank=True, help_text="Laid beside the definition for %files: path to text."
+    )
+    parameters = models.JSONField(default=dict, blank=True, help_text="Values for the template.")
+    reuse = models.CharField(
+        max_length=16, choices=ImageReuse.choices, default=ImageReuse.VERSIONED
+    )
+    lock = models.CharField(
+        max_length=200, blank=True, help_text="For reuse by lock: such as a lock file's digest."
     )
     state = models.CharField(
         max_length=16, choices=ImageState.choices, default=ImageState.UNCHECKED, editable=False
     )
     detail = models.TextField(blank=True, editable=False)
+    digest = models.CharField(max_length=64, blank=True, editable=False)
+    checked_at = models.DateTimeField(null=True, editable=False)
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -58,6 +93,17 @@ class Environment(models.Model):
     system_prompt = models.TextField(blank=True)
     tools = models.JSONField(default=list, blank=True)
     network = models.CharField(max_length=16, choices=Network.choices, default=Network.NONE)
+    egress_hosts = models.JSONField(
+        default=list,
+        blank=True,
+        help_text='For "listed hosts": such as "pypi.org", "*.example.org" or "10.0.0.5:8443".',
+    )
+    gpu = models.CharField(max_length=16, choices=Gpu.choices, default=Gpu.NONE, blank=True)
+    warm = models.PositiveSmallIntegerField(
+        default=0,
+        validators=[MaxValueValidator(256)],
+        help_text="Sandboxes that each node keeps started ahead, within its capacity.",
+    )
     limits = models.JSONField(
         default=dict,
         blank=True,
@@ -93,6 +139,12 @@ class Node(models.Model):
         validators=[MinValueValidator(0)], help_text="Sandboxes that may exist at once."
     )
     draining = models.BooleanField(default=False, help_text="Start nothing new here.")
+    enforcement = models.JSONField(
+        default=dict, editable=False, help_text="How each limit of a sandbox is kept here."
+    )
+    leaked = models.PositiveBigIntegerField(
+        default=0, editable=False, help_text="Instances found that no row owned, and removed."
+    )
     seen_at = models.DateTimeField(null=True, editable=False)
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -116,6 +168,9 @@ class Sandbox(models.Model):
         max_length=16, choices=SandboxState.choices, default=SandboxState.RESERVED
     )
     handle = models.JSONField(null=True, help_text="What a process on the node needs to enter it.")
+    layers = models.JSONField(
+        default=list, help_text="The read-only layers below its writable one, topmost first."
+    )
     frozen_layer = models.CharField(max_length=500, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     ready_at = models.DateTimeField(null=True)
@@ -145,6 +200,120 @@ class Sandbox(models.Model):
                 name="sandbox_gone_at_iff_gone",
                 condition=Q(state=SandboxState.GONE, gone_at__isnull=False)
                 | (~Q(state=SandboxState.GONE) & Q(gone_at__isnull=True)),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class Snapshot(models.Model):
+    """The state of a sandbox after a turn, kept on its node for others to start from."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.UUIDField(help_text="The rollout whose sandbox it was.")
+    environment = models.ForeignKey(Environment, on_delete=models.PROTECT, related_name="+")
+    turn = models.PositiveIntegerField(
+        null=True, help_text="Turns done before it; empty while the next one is awaited."
+    )
+    state = models.CharField(
+        max_length=16, choices=SnapshotState.choices, default=SnapshotState.REQUESTED
+    )
+    node = models.ForeignKey(Node, null=True, on_delete=models.PROTECT, related_name="snapshots")
+    layers = models.JSONField(default=list, help_text="What to start on, topmost first.")
+    workdir = models.CharField(max_length=4096, blank=True, help_text="The shell's directory then.")
+    detail = models.TextField(blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    ready_at = models.DateTimeField(null=True)
+
+    objects = SnapshotQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created_at"]
+        indexes = [
+            models.Index(fields=["owner", "state"], name="snapshot_owner"),
+            models.Index(fields=["-created_at"], name="snapshot_created"),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                name="snapshot_ready_whole",
+                condition=~Q(state=SnapshotState.READY)
+                | Q(ready_at__isnull=False, node__isnull=False, turn__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class ImageBuild(models.Model):
+    """One image on its way onto one node: who asked, how far it is, what came of it."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    image = models.ForeignKey(Image, on_delete=models.CASCADE, related_name="builds")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="image_builds")
+    kind = models.CharField(max_length=16, choices=ImageBuildKind.choices)
+    state = models.CharField(
+        max_length=16, choices=ImageBuildState.choices, default=ImageBuildState.QUEUED
+    )
+    requested_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="Empty: a rollout needed it.",
+    )
+    fresh = models.BooleanField(
+        default=False, help_text="Pass over what an earlier pull or scratch build left."
+    )
+    spec_digest = models.CharField(max_length=64, editable=False)
+    time_limit_seconds = models.FloatField()
+    lease_token = models.UUIDField(null=True, editable=False)
+    attempts = models.PositiveSmallIntegerField(default=0)
+    cancel_requested_at = models.DateTimeField(null=True)
+    published_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    log = models.TextField(blank=True, help_text="The end of what was said, at most 64 KiB.")
+    log_start = models.PositiveBigIntegerField(
+        default=0, help_text="Characters that were said before what `log` holds."
+    )
+    digest = models.CharField(max_length=64, blank=True)
+    image_bytes = models.PositiveBigIntegerField(null=True)
+    sif_bytes = models.PositiveBigIntegerField(null=True)
+    error_code = models.CharField(max_length=99, blank=True)
+    error = models.TextField(blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    objects = ImageBuildQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created_at"]
+        indexes = [
+            models.Index(fields=["image", "-created_at"], name="image_build_of_image"),
+            models.Index(fields=["-created_at"], name="image_build_created"),
+            models.Index(
+                fields=["node", "state"],
+                name="image_build_active",
+                condition=Q(state__in=IMAGE_BUILD_ACTIVE),
+            ),
+        ]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["image", "node"],
+                name="image_build_one_active",
+                condition=Q(state__in=IMAGE_BUILD_ACTIVE),
+            ),
+            models.CheckConstraint(
+                name="image_build_leased_iff_running",
+                condition=Q(state=ImageBuildState.RUNNING, lease_token__isnull=False)
+                | (~Q(state=ImageBuildState.RUNNING) & Q(lease_token__isnull=True)),
+            ),
+            models.CheckConstraint(
+                name="image_build_ended_iff_done",
+                condition=Q(state__in=IMAGE_BUILD_ACTIVE, ended_at__isnull=True)
+                | (~Q(state__in=IMAGE_BUILD_ACTIVE) & Q(ended_at__isnull=False)),
             ),
         ]
 

@@ -1,16 +1,28 @@
 """Queries on environments, nodes and sandboxes."""
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django.db import models
 from django.db.models import Count, IntegerField, OuterRef, Q, Subquery
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Coalesce, Now
 
-from sandboxes.states import SandboxState
+from sandboxes.states import (
+    IMAGE_BUILD_ACTIVE,
+    ImageBuildState,
+    SandboxState,
+    SnapshotState,
+)
 
 if TYPE_CHECKING:
-    from sandboxes.models import Environment, Node, Sandbox  # noqa: F401
+    from sandboxes.models import (  # noqa: F401
+        Environment,
+        ImageBuild,
+        Node,
+        Sandbox,
+        Snapshot,
+    )
 
 
 class EnvironmentQuerySet(models.QuerySet["Environment"]):
@@ -58,3 +70,37 @@ class SandboxQuerySet(models.QuerySet["Sandbox"]):
     def of(self, owner: UUID) -> "SandboxQuerySet":
         """Keep the sandboxes of one owner."""
         return self.filter(owner=owner)
+
+
+class SnapshotQuerySet(models.QuerySet["Snapshot"]):
+    """Adjectives of snapshots."""
+
+    def ready(self) -> "SnapshotQuerySet":
+        """Keep what rollouts can start from."""
+        return self.filter(state=SnapshotState.READY)
+
+    def due(self, owner: UUID, turn: int) -> "SnapshotQuerySet":
+        """Keep what is to be taken from an owner's sandbox after that turn."""
+        return self.filter(
+            Q(turn__isnull=True) | Q(turn=turn), owner=owner, state=SnapshotState.REQUESTED
+        )
+
+
+class ImageBuildQuerySet(models.QuerySet["ImageBuild"]):
+    """Adjectives of image builds."""
+
+    def active(self) -> "ImageBuildQuerySet":
+        """Keep what is queued or running."""
+        return self.filter(state__in=IMAGE_BUILD_ACTIVE)
+
+    def silent(self, seconds: float) -> "ImageBuildQuerySet":
+        """Keep what runs by its row and has not been heard of, by the database's clock."""
+        limit = Now() - timedelta(seconds=seconds)
+        return self.filter(state=ImageBuildState.RUNNING, heartbeat_at__lt=limit)
+
+    def waiting(self, seconds: float) -> "ImageBuildQuerySet":
+        """Keep what is queued and was last published longer ago, by the database's clock."""
+        limit = Now() - timedelta(seconds=seconds)
+        return self.filter(
+            Q(published_at__isnull=True) | Q(published_at__lt=limit), state=ImageBuildState.QUEUED
+        )

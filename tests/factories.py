@@ -29,7 +29,7 @@ from rollouts.services.finish import StoredTrajectory
 from rollouts.services.tokens import create_token
 from rollouts.services.trajectories import store_trajectory
 from rollouts.states import BatchState, GroupState, Outcome, RolloutState, Stage, StopReason
-from sandboxes.models import Environment, Image, Node, Sandbox
+from sandboxes.models import Environment, Image, ImageBuild, Node, Sandbox
 from sandboxes.states import SandboxPurpose
 
 _numbers = count(1)
@@ -58,6 +58,17 @@ def make_token(user: Any, **options: Any) -> tuple[TrainerToken, str]:
 def make_image(**columns: Any) -> Image:
     """Return an image; no file is behind it."""
     return Image.objects.create(**{"name": unique("image"), "source": "base.sif", **columns})
+
+
+def make_image_build(**columns: Any) -> ImageBuild:
+    """Return a queued build of an image on a node."""
+    if "image" not in columns:
+        columns["image"] = make_image()
+    if "node" not in columns:
+        columns["node"] = make_node()
+    return ImageBuild.objects.create(
+        **{"kind": "pull", "time_limit_seconds": 60.0, "spec_digest": "0" * 64, **columns}
+    )
 
 
 def make_environment(**columns: Any) -> Environment:

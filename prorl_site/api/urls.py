@@ -11,6 +11,7 @@ from rollouts.api.idempotent import idempotent
 from rollouts.handlers.registry import HANDLERS
 from rollouts.tools.registry import TOOLS
 from sandboxes.api import views
+from sandboxes.api.image_builds import ImageBuildViewSet
 
 
 class CatalogueImages(views.ImageViewSet):
@@ -28,6 +29,7 @@ class CatalogueEnvironments(views.EnvironmentViewSet):
 
 router = SimpleRouter(use_regex_path=False)
 router.register("images", CatalogueImages)
+router.register("image-builds", ImageBuildViewSet)
 router.register("environments", CatalogueEnvironments)
 router.register("nodes", views.NodeViewSet)
 router.register("sandboxes", views.SandboxViewSet)

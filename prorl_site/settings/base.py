@@ -169,7 +169,28 @@ NODE_CAPACITY = ENV.integer("PRORL_NODE_CAPACITY", 16, minimum=0)
 SANDBOX_RUNTIME = ENV.text("PRORL_RUNTIME", "apptainer")
 SANDBOX_ROOT = Path(ENV.text("PRORL_SANDBOX_ROOT", str(VAR_DIR / "node"))).resolve()
 SANDBOX_ACCOUNT = ENV.text("PRORL_SANDBOX_ACCOUNT", "prorl-sandbox")
+SANDBOX_ENGINE = ENV.text("PRORL_ENGINE", "")
+SANDBOX_OVERLAY = ENV.text("PRORL_OVERLAY", "auto")
+SANDBOX_CGROUPS = ENV.text("PRORL_CGROUPS", "auto")
+EGRESS = ENV.boolean("PRORL_EGRESS", False)
+LAYER_CACHE_BYTES = ENV.integer("PRORL_LAYER_CACHE_BYTES", 50 * 1024**3, minimum=0)
 IMAGE_ROOT = Path(ENV.text("PRORL_IMAGE_ROOT", str(VAR_DIR / "images"))).resolve()
+
+
+def _folder(name: str) -> Path | None:
+    """Return the engine's folder that the operator set, by our name or the engine's own."""
+    path = ENV.text(f"PRORL_{name}", ENV.text(name, ""))
+    return Path(path).resolve() if path else None
+
+
+IMAGE_BUILD_SECONDS = ENV.seconds("PRORL_IMAGE_BUILD_SECONDS", 3600, minimum=1)
+IMAGE_BUILDS = ENV.integer("PRORL_IMAGE_BUILDS", 2, minimum=1)
+IMAGE_CACHE_BYTES = ENV.integer("PRORL_IMAGE_CACHE_BYTES", 200 * 1024**3)
+ENGINE_CACHE_BYTES = ENV.integer("PRORL_ENGINE_CACHE_BYTES", 20 * 1024**3)
+DISK_RESERVE_BYTES = ENV.integer("PRORL_DISK_RESERVE_BYTES", 1024**3)
+INSECURE_REGISTRIES = ENV.words("PRORL_INSECURE_REGISTRIES")
+APPTAINER_TMPDIR = _folder("APPTAINER_TMPDIR")
+APPTAINER_CACHEDIR = _folder("APPTAINER_CACHEDIR")
 
 # 7. Trajectories --------------------------------------------------------------------------------
 STORAGES = {
@@ -215,7 +236,10 @@ SPECTACULAR_SETTINGS = {
                 *("AttemptState", "BatchState", "ExperimentState", "GroupState"),
                 *("Outcome", "RolloutState", "ServerState", "Stage", "StopReason"),
             ],
-            "sandboxes": ["ImageState", "Network", "SandboxPurpose", "SandboxState"],
+            "sandboxes": [
+                *("ImageBuildKind", "ImageBuildState", "ImageReuse", "ImageState"),
+                *("Network", "SandboxPurpose", "SandboxState"),
+            ],
         }.items()
         for name in names
     },

@@ -9,8 +9,9 @@ from rollouts.handlers.base import InvalidAgentSettings, UnknownHandler
 from rollouts.handlers.registry import get_handler
 from rollouts.tools.base import InvalidToolSettings, UnknownTool
 from rollouts.tools.registry import build_tools
-
-LIMITS = ("memory_bytes", "processes", "disk_bytes", "output_bytes", "lifetime_seconds")
+from sandboxes.limits import limit_errors
+from sandboxes.network.allow_list import InvalidPattern, parse_pattern
+from sandboxes.states import Network
 
 
 def environment_errors(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -19,6 +20,7 @@ def environment_errors(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _tool_errors(values["tools"])
     yield from _evaluator_errors(values)
     yield from _limit_errors(values["limits"])
+    yield from _network_errors(values)
     if not str(values["workdir"]).startswith("/"):
         yield "workdir", "It must be an absolute path."
 
@@ -70,11 +72,19 @@ def _evaluator_errors(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _limit_errors(limits: Any) -> Iterator[tuple[str, str]]:
-    if not isinstance(limits, dict):
-        yield "limits", "It must be a JSON object."
+    for reason in limit_errors(limits):
+        yield "limits", reason
+
+
+def _network_errors(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    hosts = values["egress_hosts"]
+    if not isinstance(hosts, list):
+        yield "egress_hosts", "It must be a JSON list of hosts."
         return
-    for name, value in limits.items():
-        if name not in LIMITS:
-            yield "limits", f"Unknown limit {name!r}; known: {', '.join(LIMITS)}."
-        elif type(value) is not int or value < 1:
-            yield "limits", f"{name} must be a whole number above 0, not {value!r}."
+    try:
+        for host in hosts:
+            parse_pattern(host)
+    except InvalidPattern as fault:
+        yield "egress_hosts", f"{fault}."
+    if hosts and values["network"] != Network.ALLOW_LIST:
+        yield "egress_hosts", "Hosts are listed and the network is another one."

@@ -9,13 +9,14 @@ from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 
 from evaluators.registry import EVALUATORS
 from rollouts.admin.environment_check import environment_errors
 from rollouts.handlers.registry import HANDLERS
 from sandboxes.admin.base import BaseAdmin
-from sandboxes.models import Environment
+from sandboxes.models import Environment, Node
 from sandboxes.services.catalogue import save_environment
 from sandboxes.states import Network
 
@@ -29,6 +30,9 @@ SAVED = (
     "system_prompt",
     "tools",
     "network",
+    "egress_hosts",
+    "gpu",
+    "warm",
     "limits",
     "evaluator",
     "evaluator_settings",
@@ -69,10 +73,18 @@ class EnvironmentAdmin(BaseAdmin):
     search_fields = ["name"]
     search_prefixes = ("name",)
     autocomplete_fields = ["image"]
-    readonly_fields = ["version", "created_at"]
+    readonly_fields = ["version", "kept_on_nodes", "created_at"]
     fieldsets = [
         (None, {"fields": ["name", "version", "description", "created_at"]}),
-        ("Sandbox", {"fields": ["image", "setup", "workdir", "network", "limits"]}),
+        (
+            "Sandbox",
+            {
+                "fields": [
+                    *("image", "setup", "workdir", "network", "egress_hosts", "gpu", "warm"),
+                    *("limits", "kept_on_nodes"),
+                ]
+            },
+        ),
         ("Agent", {"fields": ["agent", "agent_settings", "system_prompt", "tools"]}),
         ("Evaluator", {"fields": ["evaluator", "evaluator_settings"]}),
     ]
@@ -96,6 +108,18 @@ class EnvironmentAdmin(BaseAdmin):
             return str(environment.get_network_display())
         return format_html(
             '<strong style="color:#ba2121">{}</strong>', environment.get_network_display()
+        )
+
+    @admin.display(description="limits kept")
+    def kept_on_nodes(self, _environment: Environment) -> str:
+        """Return how each node keeps each limit, "none" in red."""
+        nodes = [node for node in Node.objects.order_by("name") if node.enforcement]
+        if not nodes:
+            return "no node has told yet"
+        return format_html_join(
+            "",
+            "<div><strong>{}</strong>: {}</div>",
+            ((node.name, _kept(node.enforcement)) for node in nodes),
         )
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
@@ -138,3 +162,14 @@ class EnvironmentAdmin(BaseAdmin):
         if "_continue" in request.POST:
             return redirect("admin:sandboxes_environment_change", obj.pk)
         return self.response_post_save_change(request, obj)
+
+
+def _kept(enforcement: dict[str, str]) -> SafeString:
+    return format_html_join(
+        ", ",
+        '<span style="{}">{} {}</span>',
+        (
+            ("color:#ba2121" if how == "none" else "", limit, f"by {how}" if how != "none" else how)
+            for limit, how in sorted(enforcement.items())
+        ),
+    )

@@ -10,6 +10,7 @@ from rollouts.api.views.experiments import ExperimentViewSet
 from rollouts.api.views.groups import ExperimentGroupViewSet, GroupViewSet
 from rollouts.api.views.policies import PolicyViewSet, ServerViewSet
 from rollouts.api.views.rollouts import RolloutViewSet
+from rollouts.api.views.snapshots import RolloutSnapshotViewSet, SnapshotViewSet
 from rollouts.api.views.tasks import TaskSetViewSet, TaskViewSet
 from rollouts.api.waiting import long_polled
 
@@ -21,6 +22,7 @@ router.register("rollouts", RolloutViewSet)
 router.register("policies", PolicyViewSet)
 router.register("inference-servers", ServerViewSet)
 router.register("task-sets", TaskSetViewSet)
+router.register("snapshots", SnapshotViewSet)
 
 _LIST_AND_CREATE: Any = {"get": "list", "post": "create"}
 
@@ -35,6 +37,11 @@ urlpatterns = [
         "experiments/<uuid:experiment_id>/batches/",
         long_polled(ExperimentBatchViewSet.as_view(_LIST_AND_CREATE)),
         name="experiment-batches",
+    ),
+    path(
+        "rollouts/<uuid:rollout_id>/snapshots/",
+        RolloutSnapshotViewSet.as_view(_LIST_AND_CREATE),
+        name="rollout-snapshots",
     ),
     path(
         "task-sets/<uuid:task_set_id>/tasks/",

@@ -12,7 +12,7 @@ from rollouts.models.policy import Policy
 from rollouts.models.task import Task, TaskSet
 from rollouts.querysets import ExperimentQuerySet, GroupQuerySet
 from rollouts.states import ExperimentState, GroupState
-from sandboxes.models import Environment
+from sandboxes.models import Environment, Snapshot
 
 MAX_SAMPLES = 1024
 
@@ -75,6 +75,13 @@ class Group(models.Model):
     done_count = models.PositiveIntegerField(default=0)
     priority = models.IntegerField(default=0)
     metadata = models.JSONField(default=dict, blank=True)
+    snapshot = models.ForeignKey(
+        Snapshot,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The rollouts start from this state of another one's sandbox, on its node.",
+    )
     batch = models.ForeignKey(Batch, null=True, on_delete=models.SET_NULL, related_name="groups")
     created_at = models.DateTimeField(auto_now_add=True)
     ready_at = models.DateTimeField(null=True)

@@ -11,6 +11,7 @@ from rollouts.exceptions import NotThere, StateConflict
 from rollouts.models import Attempt, Experiment, Group, JournalEntry, Rollout
 from rollouts.services.end import end_rollout
 from rollouts.states import AttemptState, ExperimentState, GroupState, Outcome, RolloutState
+from sandboxes.services.snapshots import fail_requested
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ def _end_queued(**of: UUID) -> int:
             cancel_requested_at=Coalesce(models.F("cancel_requested_at"), now),
         )
         JournalEntry.objects.filter(rollout_id__in=ids).delete()
+        fail_requested(owners=ids, detail="The rollout ended before that turn was done.")
         for count in sorted(set(per_group.values())):
             groups = [pk for pk, found in per_group.items() if found == count]
             Group.objects.filter(pk__in=groups).update(done_count=models.F("done_count") + count)

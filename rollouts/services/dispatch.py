@@ -1,8 +1,9 @@
 """The dispatcher: it decides order, and publishes only what free slots can start."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, connection, transaction
@@ -26,7 +27,8 @@ BREAKER_WINDOW = 1000
 logger = logging.getLogger(__name__)
 
 # Per active experiment the first queued rollouts by index, then all of them by priority and by
-# (what the experiment has running + its place in line) / share: weighted fair sharing.
+# (what the experiment has running + its place in line) / share: weighted fair sharing. What waits
+# for a snapshot's node without a free slot is left out: however much it is, the rest goes on.
 _CANDIDATES = """
 SELECT line.id
 FROM rollouts_experiment AS experiment
@@ -40,6 +42,11 @@ CROSS JOIN LATERAL (
     FROM rollouts_rollout
     WHERE experiment_id = experiment.id AND state = 'queued' AND needs_sandbox = %(sandbox)s
       AND (not_before IS NULL OR not_before <= %(now)s)
+      AND NOT EXISTS (
+          SELECT FROM rollouts_group AS own JOIN sandboxes_snapshot AS base
+          ON base.id = own.snapshot_id
+          WHERE own.id = group_id AND base.node_id <> ALL(%(nodes)s)
+      )
     ORDER BY priority DESC, sequence, sample
     LIMIT %(limit)s
 ) AS line
@@ -63,12 +70,16 @@ def dispatch() -> int:
         slots = _free_slots()
         free = sum(slots.values())
         # More than there are slots: those that wait for another node must not hold up the rest.
-        taken = list(_take(2 * free, sandbox=True, now=now))
+        ready = [node.pk for node, count in slots.items() if count > 0]
+        taken = list(_take(2 * free, sandbox=True, now=now, nodes=ready))
         failed_on = _nodes_that_failed(taken)
         for rollout in taken:
             if free == started:
                 break
-            node = _choose(slots, failed_on.get(rollout.pk, set()))
+            # What starts from a snapshot goes where the snapshot is.
+            snapshot = rollout.group.snapshot
+            there = slots if snapshot is None else _only(slots, snapshot.node_id)
+            node = _choose(there, failed_on.get(rollout.pk, set()))
             if node is None:
                 continue
             slots[node] -= 1
@@ -88,6 +99,10 @@ def _choose(slots: dict[Node, int], failed: set[UUID]) -> Node | None:
     other = {node: free for node, free in usable.items() if node.pk not in failed} or usable
     best = max(other, key=lambda each: other[each], default=None)
     return best if best is not None and slots[best] > 0 else None
+
+
+def _only(slots: dict[Node, int], node_id: UUID | None) -> dict[Node, int]:
+    return {node: free for node, free in slots.items() if node.pk == node_id}
 
 
 def _nodes_that_failed(taken: list[Rollout]) -> dict[UUID, set[UUID]]:
@@ -187,17 +202,21 @@ def _free_places() -> int:
     return stages[Stage.RUN] - busy
 
 
-def _take(count: int, *, sandbox: bool, now: datetime) -> Iterable[Rollout]:
-    """Lock and return the next queued rollouts in dispatch order."""
+def _take(
+    count: int, *, sandbox: bool, now: datetime, nodes: Sequence[UUID] = ()
+) -> Iterable[Rollout]:
+    """Lock and return the next queued rollouts in dispatch order; `nodes` have free slots."""
     count = min(count, MAX_PER_ROUND)
     if count <= 0:
         return []
     with connection.cursor() as cursor:
-        cursor.execute(_CANDIDATES, {"sandbox": sandbox, "now": now, "limit": count})
+        values: dict[str, Any] = {"sandbox": sandbox, "now": now, "limit": count}
+        values["nodes"] = list(nodes)
+        cursor.execute(_CANDIDATES, values)
         order = {row[0]: place for place, row in enumerate(cursor.fetchall())}
     locked = (
         Rollout.objects.select_for_update(of=("self",), skip_locked=True)
-        .select_related("experiment")
+        .select_related("experiment", "group__snapshot")
         .filter(pk__in=order, state=RolloutState.QUEUED)
         .order_by("pk")
     )

@@ -18,6 +18,7 @@ from rollouts.states import (
     sources,
 )
 from sandboxes.services.lifecycle import give_up_sandboxes
+from sandboxes.services.snapshots import fail_requested
 
 
 def end_rollout(*, rollout_id: UUID, outcome: str, sweep: bool = True, **values: Any) -> bool:
@@ -40,6 +41,7 @@ def end_rollout(*, rollout_id: UUID, outcome: str, sweep: bool = True, **values:
     timings = {**rollout.timings, **stage_timings(rollout_id=rollout_id)}
     Rollout.objects.filter(pk=rollout_id).update(timings=timings)
     JournalEntry.objects.filter(rollout_id=rollout_id).delete()
+    fail_requested(owners=[rollout_id], detail="The rollout ended before that turn was done.")
     _count_in_group(group_id=rollout.group_id)
     for node in give_up_sandboxes(owner=rollout_id):
         if sweep:

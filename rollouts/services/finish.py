@@ -14,6 +14,7 @@ from rollouts.services.retry import after_fault
 from rollouts.states import AttemptState, Event, Outcome, Stage, target
 from rollouts.text import clean_json, clean_text
 from sandboxes.services.lifecycle import reserve_sandbox
+from sandboxes.services.snapshots import fail_requested
 from sandboxes.states import SandboxPurpose
 
 
@@ -87,6 +88,7 @@ def finish_run(*, claim: Claim, result: RunResult) -> None:
         }
         rollout.save(update_fields=["timings"])
         Trajectory.objects.update_or_create(rollout=rollout, defaults=vars(result.trajectory))
+        fail_requested(owners=[rollout.id], detail=f"The episode ended after {result.turns} turns.")
         node = rollout.node if rollout.needs_sandbox else None
         if node is not None:
             reserve_sandbox(owner=rollout.id, node=node, purpose=SandboxPurpose.GRADE)

@@ -170,6 +170,11 @@ def publish_sweep(*, node: str) -> None:
     _publish(Message(queues.SWEEP_TASK, (node,), queues.INIT, node, HINT_SECONDS))
 
 
+def publish_image_build(*, build_id: UUID, node: str) -> None:
+    """Ask a node to carry out an image build, once the transaction has committed."""
+    _publish(Message(queues.IMAGE_TASK, (str(build_id),), queues.INIT, node, HINT_SECONDS))
+
+
 def publish_dispatch() -> None:
     """Ask for a dispatch soon, once the transaction has committed."""
     _publish(Message(queues.DISPATCH_TASK, (), queues.CONTROL, None, HINT_SECONDS))

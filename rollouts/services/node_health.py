@@ -10,9 +10,12 @@ from django.core.checks import ERROR, run_checks
 from django.db import DatabaseError
 
 from rollouts.services.health import Probe, connection_fault
+from sandboxes.images.unpack import has_shell
 from sandboxes.models import Image
 from sandboxes.runtime.exceptions import SandboxFault
-from sandboxes.runtime.sif import find_root_partition
+from sandboxes.runtime.sif import check_complete, find_root_partition
+from sandboxes.services.image_store import find_on_node
+from sandboxes.services.images import image_spec
 from sandboxes.services.node import close_node_runtime, node_runtime
 
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;#]+)")
@@ -101,24 +104,40 @@ def check_images() -> list[Probe]:
 
 def _probe_images(images: list[Image]) -> Iterator[Probe]:
     for image in images:
-        source = Path(image.source)
-        path = source if source.is_absolute() else settings.IMAGE_ROOT / source
-        fault = _image_fault(path)
-        yield Probe(
-            name=f"image {image.name}",
-            ok=not fault,
-            detail=fault or str(path),
-            remedy=f"Run scripts/build-base-image, or put the image at {path}." if fault else "",
-        )
+        name = f"image {image.name}"
+        try:
+            spec = image_spec(image)
+            spec.check()
+        except SandboxFault as error:
+            remedy = "Mend the image in the catalogue."
+            yield Probe(name=name, ok=False, detail=str(error), remedy=remedy)
+            continue
+        if spec.work == "unpack":
+            path = Path(spec.source)
+            fault = _image_fault(path)
+            remedy = f"Run scripts/build-base-image, or put the image at {path}." if fault else ""
+            yield Probe(name=name, ok=not fault, detail=fault or str(path), remedy=remedy)
+        else:
+            yield Probe(name=name, ok=True, detail=_where(image, spec.source))
+
+
+def _where(image: Image, source: str) -> str:
+    """Return where a pulled or built image is; its absence is no fault."""
+    try:
+        folder = find_on_node(image=image)
+    except SandboxFault as error:
+        return f"{source}: {error}"
+    return folder or f"{source}: not here yet, got when it is first needed"
 
 
 def _image_fault(path: Path) -> str:
     if not path.exists():
         return f"{path} is missing"
     if path.is_dir():
-        return "" if (path / ".singularity.d").is_dir() else f"{path} has no .singularity.d"
+        usable = (path / ".singularity.d").is_dir() or has_shell(path)
+        return "" if usable else f"{path} has no .singularity.d"
     try:
-        find_root_partition(path)
+        check_complete(path, find_root_partition(path))
     except (OSError, SandboxFault) as error:
         return f"{path}: {error}"
     return ""

@@ -16,6 +16,7 @@ from rollouts.services.inline import PREFIX
 from rollouts.services.messages import publish_dispatch
 from rollouts.services.rollout_rows import insert_rollouts
 from rollouts.states import ExperimentState, RolloutState
+from sandboxes.models import Snapshot
 
 MAX_GROUPS_PER_CALL = 5000
 MAX_ROLLOUTS_PER_CALL = 100_000
@@ -30,6 +31,7 @@ class GroupRequest:
     samples: int | None = None
     priority: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    snapshot: UUID | None = None
 
 
 def create_experiment(
@@ -128,6 +130,7 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
         locked = Experiment.objects.select_for_update(no_key=True).get(pk=experiment.pk)
         if locked.state == ExperimentState.STOPPED:
             raise _stopped()
+        _check_snapshots(experiment, requests, tasks)
         groups = Group.objects.bulk_create(
             [
                 Group(
@@ -137,6 +140,7 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
                     size=size,
                     priority=request.priority,
                     metadata=dict(request.metadata),
+                    snapshot_id=request.snapshot,
                 )
                 for request, task, size in zip(requests, tasks, sizes, strict=True)
             ],
@@ -145,6 +149,38 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
         insert_rollouts(experiment=experiment, groups=groups)
         publish_dispatch()
     return groups
+
+
+def _check_snapshots(
+    experiment: Experiment, requests: Sequence[GroupRequest], tasks: Sequence[Task]
+) -> None:
+    """Refuse snapshots that are not there, not the owner's, or of another environment.
+
+    Locks the others, so that none is deleted before its groups are written.
+    """
+    wanted = {request.snapshot for request in requests if request.snapshot is not None}
+    if not wanted:
+        return
+    locked = Snapshot.objects.ready().select_for_update(no_key=True).order_by("pk")
+    found = locked.in_bulk(wanted)
+    own = Rollout.objects.filter(
+        pk__in=[snapshot.owner for snapshot in found.values()],
+        experiment__owner=experiment.owner,
+    ).values_list("pk", flat=True)
+    own_ids = set(own)
+    for place, (request, task) in enumerate(zip(requests, tasks, strict=True)):
+        if request.snapshot is None:
+            continue
+        snapshot = found.get(request.snapshot)
+        if snapshot is None or snapshot.owner not in own_ids:
+            raise UnknownReference(
+                f"groups[{place}]: there is no snapshot {request.snapshot} that is ready.",
+                code="snapshot.unknown",
+            )
+        if snapshot.environment_id != task.environment_id:
+            raise InvalidValue(
+                f"groups[{place}]: the snapshot is of another environment than the task's."
+            )
 
 
 def _stopped() -> StateConflict:

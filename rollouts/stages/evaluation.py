@@ -1,6 +1,7 @@
 """EVAL: score a rollout, and find out whose fault it is when no score comes."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,13 @@ from rollouts.services.finish import EvalResult, finish_eval
 from rollouts.stages.database import database
 from rollouts.stages.initialisation import start_prepared_sandbox
 from rollouts.stages.lease import Held
+from rollouts.stages.network import reachable
 from sandboxes.models import Sandbox
 from sandboxes.runtime.exceptions import FileFault, FileMissing, OutputTooLarge, SandboxGone
 from sandboxes.runtime.protocol import Runtime, SandboxHandle
 from sandboxes.services.lifecycle import find_sandbox
 from sandboxes.services.node import node_runtime
+from sandboxes.services.preparation import Layers
 from sandboxes.states import SandboxPurpose
 
 logger = logging.getLogger(__name__)
@@ -75,9 +78,9 @@ def carry_out_eval(held: Held) -> None:
 
 
 def _load(held: Held) -> _Grading:
-    rollout = Rollout.objects.select_related("environment__image", "group__task", "experiment").get(
-        pk=held.claim.rollout_id
-    )
+    rollout = Rollout.objects.select_related(
+        "environment__image", "group__task", "group__snapshot", "experiment"
+    ).get(pk=held.claim.rollout_id)
     task, environment = rollout.group.task, rollout.environment
     hidden = task.hidden
     evaluator = hidden.get("evaluator") or environment.evaluator
@@ -158,16 +161,27 @@ def _run_tests(held: Held, grading: _Grading, *, untouched: bool) -> Artefacts:
             environment=grading.rollout.environment,
             payload=grading.rollout.group.task.payload,
             held=held,
-            layers=() if untouched else (grading.frozen.frozen_layer,),
+            layers=_layers(grading, grading.frozen, untouched=untouched),
         )
-        return _tested(held, grading, handle)
+        with reachable(handle, environment=grading.rollout.environment) as env:
+            return _tested(held, grading, handle, env)
     except SandboxGone as gone:
         if gone.limit is None:
             raise InfraFault(str(gone), code=gone.code) from gone
         raise GradingOverLimit(f"the tests ended with their sandbox: {gone}") from gone
 
 
-def _tested(held: Held, grading: _Grading, handle: SandboxHandle) -> Artefacts:
+def _layers(grading: _Grading, frozen: Sandbox, *, untouched: bool) -> Layers | None:
+    """Return what the grading starts on; None: what the setups left."""
+    if not untouched:
+        return (frozen.frozen_layer, *frozen.layers)
+    snapshot = grading.rollout.group.snapshot
+    return None if snapshot is None else tuple(snapshot.layers)
+
+
+def _tested(
+    held: Held, grading: _Grading, handle: SandboxHandle, env: Mapping[str, str]
+) -> Artefacts:
     runtime = node_runtime()
     runtime.exec(
         handle,
@@ -185,6 +199,7 @@ def _tested(held: Held, grading: _Grading, handle: SandboxHandle) -> Artefacts:
     result = runtime.exec(
         handle,
         ["bash", "/tests/test.sh"],
+        env=env,
         timeout_seconds=seconds,
         output_bytes=TEST_LOG_BYTES,
         cancelled=held.stopping,

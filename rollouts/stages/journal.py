@@ -1,6 +1,6 @@
 """The journal that a stage hands to its agent: each step is a row before the next begins."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +9,7 @@ from rollouts.inference.protocol import Generation
 from rollouts.services.claim import Claim
 from rollouts.services.journal import Step, append_step, read_steps, run_seconds
 from rollouts.stages.database import database
-from sandboxes.runtime.protocol import ShellState
+from sandboxes.runtime.sessions import ShellState
 
 
 class StageJournal:
@@ -18,6 +18,8 @@ class StageJournal:
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self.shell_state: ShellState | None = None
+        # Called with the number of turns done, once each is written.
+        self.after_turn: Callable[[int, ShellState | None], None] | None = None
         self._so_far: list[int] = []
         self._turns = self._read()
         # Time before the lost worker's end counts too: three workers do not make three budgets.
@@ -44,6 +46,12 @@ class StageJournal:
             "shell": None if shell_state is None else shell_state.as_dict(),
         }
         self._append(Step(turn, "observed", body))
+        if self.after_turn is not None:
+            self.after_turn(turn + 1, shell_state)
+
+    def turns_done(self) -> int:
+        """Return how many turns of an earlier worker were carried out to their end."""
+        return sum(turn.messages is not None for turn in self._turns)
 
     def replay(self) -> Sequence[JournaledTurn]:
         """Return the turns of an earlier worker, in order."""

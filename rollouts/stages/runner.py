@@ -24,6 +24,7 @@ from sandboxes.runtime.exceptions import (
     SandboxCancelled,
     SandboxFault,
     SandboxGone,
+    SetupFailed,
     StartTimeout,
 )
 from sandboxes.services.node import remove_given_up
@@ -102,6 +103,8 @@ def as_fault(error: Exception, *, stage: str) -> InfraFault:
             return InfraFault(str(error), code=error.code, restart_from_init=True)
         case ImageMissing():
             return InfraFault(str(error), code=error.code, retryable=False)
+        case SetupFailed():
+            return InfraFault(str(error), code=error.code, timed_out=error.timed_out)
         case StartTimeout():
             return InfraFault(str(error), code=error.code, timed_out=True)
         case CommandInterrupted():

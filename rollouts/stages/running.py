@@ -1,8 +1,11 @@
 """RUN: drive the agent against the policy's servers, and store what was sampled."""
 
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -24,12 +27,19 @@ from rollouts.stages import process
 from rollouts.stages.database import database
 from rollouts.stages.journal import StageJournal
 from rollouts.stages.lease import Held
+from rollouts.stages.network import reachable
+from rollouts.tools.base import ToolUnavailable
 from rollouts.tools.registry import build_tools
+from rollouts.tools.sandbox import EpisodeSandbox
 from sandboxes.models import Sandbox
-from sandboxes.runtime.protocol import SandboxHandle, ShellSession
+from sandboxes.runtime.protocol import SandboxHandle
+from sandboxes.runtime.sessions import ShellSession, ShellState
 from sandboxes.services.lifecycle import find_sandbox, mark_frozen
 from sandboxes.services.node import node_runtime
+from sandboxes.services.snapshots import take_due_snapshots
 from sandboxes.states import SandboxPurpose, SandboxState
+
+_TIMED_TOOLS = ("bash", "ipython")  # those whose calls the budgets bound
 
 
 def carry_out_run(held: Held) -> None:
@@ -82,16 +92,25 @@ def _run_agent(
     sampling = Sampling.stored(rollout.experiment.sampling)
     renderer = load_renderer(policy.tokenizer)
     generate = _Generate(held, policy, sampling, budgets, renderer.stop_token_ids, rollout)
+    timed = {"timeout_seconds": min(budgets.tool_seconds, settings.TOOL_CALL_LIMIT_SECONDS)}
     tools = build_tools(
-        environment.tools,
-        {"bash": {"timeout_seconds": min(budgets.tool_seconds, settings.TOOL_CALL_LIMIT_SECONDS)}}
-        if "bash" in environment.tools
-        else {},
+        environment.tools, {name: timed for name in _TIMED_TOOLS if name in environment.tools}
     )
-    shell = _open_shell(sandbox, journal) if rollout.needs_sandbox else None
     limit = rollout.group.task.payload.get("agent_timeout_seconds") or budgets.run_seconds
     seconds = min(limit, budgets.run_seconds)
+    network = ExitStack()
+    shell: ShellSession | None = None
+    inside: EpisodeSandbox | None = None
     try:
+        env = _connect(network, rollout, sandbox, generate)
+        shell = _open_shell(sandbox, journal, env) if rollout.needs_sandbox else None
+        inside = _reach(sandbox, journal, env)
+        if sandbox is not None:
+            journal.after_turn = partial(_take_snapshots, sandbox)
+            done = journal.turns_done()
+            if done == len(journal.replay()) > 0:
+                # The lost worker may have had no time to take what its last turn was asked for.
+                journal.after_turn(done, journal.shell_state)
         result = get_handler(environment.agent).run(
             AgentContext(
                 instruction=rollout.group.task.instruction,
@@ -111,17 +130,48 @@ def _run_agent(
                 ),
                 cancelled=held.stopping,
                 shell=shell,
+                sandbox=inside,
                 sampling=generate.params(sampling.max_tokens),
                 clock=generate.clock,
             )
         )
+    except ToolUnavailable as lack:  # the image's or the environment's: no retry mends it
+        raise InfraFault(str(lack), code=lack.code, retryable=False) from lack
     finally:
+        if inside is not None:
+            inside.close()
         if shell is not None:
             shell.close()
+        network.close()
     return result, [tool.schema() for tool in tools.values()]
 
 
-def _open_shell(sandbox: Sandbox | None, journal: StageJournal) -> ShellSession:
+def _connect(
+    network: ExitStack, rollout: Rollout, sandbox: Sandbox | None, generate: "_Generate"
+) -> Mapping[str, str]:
+    """Serve the sandbox's network until the stack closes; returns the variables it needs."""
+    if sandbox is None or sandbox.handle is None:
+        return {}
+    handle = SandboxHandle.from_dict(sandbox.handle)
+    serving = reachable(handle, environment=rollout.environment, model=generate.server_address)
+    return network.enter_context(serving)
+
+
+def _take_snapshots(sandbox: Sandbox, turns: int, shell_state: ShellState | None) -> None:
+    assert sandbox.handle is not None
+    with database():
+        take_due_snapshots(
+            sandbox=sandbox,
+            runtime=node_runtime(),
+            handle=SandboxHandle.from_dict(sandbox.handle),
+            turn=turns,
+            workdir="" if shell_state is None else shell_state.cwd,
+        )
+
+
+def _open_shell(
+    sandbox: Sandbox | None, journal: StageJournal, env: Mapping[str, str]
+) -> ShellSession:
     """Open the episode's shell; a journal of an earlier worker restores directory and exports."""
     if sandbox is None or sandbox.state != SandboxState.READY or sandbox.handle is None:
         raise InfraFault(
@@ -132,10 +182,20 @@ def _open_shell(sandbox: Sandbox | None, journal: StageJournal) -> ShellSession:
         raise InfraFault(
             "The sandbox's instance ended.", code="sandbox.gone", restart_from_init=True
         )
-    shell = runtime.open_shell(handle)
+    shell = runtime.open_shell(handle, env=env)
     if journal.shell_state is not None:
         shell.restore(journal.shell_state)
     return shell
+
+
+def _reach(
+    sandbox: Sandbox | None, journal: StageJournal, env: Mapping[str, str]
+) -> EpisodeSandbox | None:
+    """Return the way to the episode's sandbox beside its shell; nothing is started yet."""
+    if sandbox is None or sandbox.handle is None:
+        return None
+    handle = SandboxHandle.from_dict(sandbox.handle)
+    return EpisodeSandbox(node_runtime(), handle, resumed=bool(journal.replay()), env=env)
 
 
 def _freeze(held: Held, sandbox: Sandbox) -> None:
@@ -212,6 +272,12 @@ class _Generate:
             seconds=generation.seconds,
             logprob_mode=generation.logprob_mode,
         )
+
+    def server_address(self) -> str | None:
+        """Return the address of a server of the policy, any of those that answer."""
+        with database():
+            servers = self._servers()
+        return random.choice(servers).url if servers else None  # noqa: S311 - spreads the load
 
     def _servers(self) -> list[Server]:
         found = routable_servers(policy=self.policy, since=self._asked)

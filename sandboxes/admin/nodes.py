@@ -16,12 +16,15 @@ from sandboxes.services.drain import set_draining
 class NodeAdmin(BaseAdmin):
     """Edit capacity, drain and undrain."""
 
-    list_display = ["name", "capacity", "slots_used", "drained", "seen_at"]
+    list_display = ["name", "capacity", "slots_used", "drained", "leaked", "seen_at"]
     list_filter = ["draining"]
     search_fields = ["name"]
     search_prefixes = ("name",)
-    fields = ["name", "capacity", "draining", "sandboxes", "seen_at", "created_at"]
-    readonly_fields = ["sandboxes", "seen_at", "created_at"]
+    fields = [
+        *("name", "capacity", "draining", "sandboxes", "enforcement", "leaked"),
+        *("seen_at", "created_at"),
+    ]
+    readonly_fields = ["sandboxes", "enforcement", "leaked", "seen_at", "created_at"]
     actions = ["drain", "undrain"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:

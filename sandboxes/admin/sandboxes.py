@@ -31,6 +31,7 @@ class SandboxAdmin(ReadOnlyAdmin):
         "purpose",
         "state",
         "handle",
+        "layers",
         "frozen_layer",
         "created_at",
         "ready_at",

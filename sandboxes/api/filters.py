@@ -4,8 +4,8 @@ from typing import Any
 
 from django_filters import rest_framework as filters
 
-from sandboxes.models import Environment, Node, Sandbox
-from sandboxes.states import SandboxPurpose, SandboxState
+from sandboxes.models import Environment, ImageBuild, Node, Sandbox
+from sandboxes.states import ImageBuildState, SandboxPurpose, SandboxState
 
 
 class EnvironmentFilter(filters.FilterSet):
@@ -32,6 +32,18 @@ class NodeFilter(filters.FilterSet):
 
     class Meta:
         model = Node
+        fields: list[str] = []
+
+
+class ImageBuildFilter(filters.FilterSet):
+    """Image builds by image, node and state."""
+
+    image = filters.CharFilter(field_name="image__name")
+    node = filters.CharFilter(field_name="node__name")
+    state = filters.MultipleChoiceFilter(choices=ImageBuildState.choices)
+
+    class Meta:
+        model = ImageBuild
         fields: list[str] = []
 
 

@@ -7,8 +7,11 @@ from django.core.validators import RegexValidator
 from rest_framework import serializers
 
 from sandboxes.api.strict import INTEGER_MAX, JsonObjectField, StrictSerializer
-from sandboxes.models import Environment, Image, Node, Sandbox, validate_name
-from sandboxes.states import Network
+from sandboxes.images.specs import MAX_DEFINITION_BYTES
+from sandboxes.limits import limit_errors
+from sandboxes.models import Environment, Image, Node, Sandbox, Snapshot, validate_name
+from sandboxes.network.allow_list import InvalidPattern, parse_pattern
+from sandboxes.states import Gpu, ImageReuse, Network
 
 validate_absolute = RegexValidator(r"^/", "Must be an absolute path.")
 
@@ -18,8 +21,24 @@ class ImageInput(StrictSerializer):
 
     name = serializers.CharField(max_length=99, validators=[validate_name])
     source = serializers.CharField(  # type: ignore[assignment]
-        max_length=500, help_text="Folder or SIF file: absolute, or relative to the image root."
+        max_length=500,
+        help_text="A path (SIF file, unpacked image or root file system), absolute or relative to "
+        "the node's image root; docker://, oras:// or library:// and a reference; definition: or "
+        "template: for the text given; template:NAME for a shipped one.",
     )
+    definition = serializers.CharField(
+        required=False,
+        allow_blank=True,
+        trim_whitespace=False,
+        max_length=MAX_DEFINITION_BYTES,
+        help_text="Definition file, or a Jinja2 template of one.",
+    )
+    files = JsonObjectField(
+        required=False, help_text="Laid beside the definition for %files: path to text."
+    )
+    parameters = JsonObjectField(required=False, help_text="Values for the template.")
+    reuse = serializers.ChoiceField(choices=ImageReuse.choices, required=False)
+    lock = serializers.CharField(required=False, allow_blank=True, max_length=200)
 
 
 class ImageOutput(serializers.ModelSerializer[Image]):
@@ -27,7 +46,25 @@ class ImageOutput(serializers.ModelSerializer[Image]):
 
     class Meta:
         model = Image
-        fields = ["id", "name", "source", "state", "detail", "created_at"]
+        fields = [
+            "id",
+            "name",
+            "source",
+            "reuse",
+            "lock",
+            "state",
+            "detail",
+            "digest",
+            "checked_at",
+            "created_at",
+        ]
+
+
+class ImageDetail(ImageOutput):
+    """An image with all that it is made from."""
+
+    class Meta(ImageOutput.Meta):
+        fields = [*ImageOutput.Meta.fields, "definition", "files", "parameters"]
 
 
 class ImageReferenceField(serializers.CharField):
@@ -64,9 +101,37 @@ class EnvironmentInput(StrictSerializer):
         child=serializers.CharField(max_length=99), required=False, max_length=100
     )
     network = serializers.ChoiceField(choices=Network.choices, required=False)
+    egress_hosts = serializers.ListField(
+        child=serializers.CharField(max_length=300),
+        required=False,
+        max_length=200,
+        help_text="For `allow_list`: names, `*.` names or addresses, each with a port or not.",
+    )
+    gpu = serializers.ChoiceField(choices=Gpu.choices, required=False, allow_blank=True)
+    warm = serializers.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=256,
+        help_text="Sandboxes that each node keeps started ahead.",
+    )
     limits = JsonObjectField(required=False)
     evaluator = serializers.CharField(required=False, max_length=99)
     evaluator_settings = JsonObjectField(required=False)
+
+    def validate_limits(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Refuse limits that no node could keep."""
+        wrong = list(limit_errors(value))
+        if wrong:
+            raise serializers.ValidationError(wrong)
+        return value
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Refuse hosts that the network would not let through: nobody means that."""
+        if attrs.get("egress_hosts") and attrs.get("network") != Network.ALLOW_LIST:
+            raise serializers.ValidationError(
+                {"egress_hosts": "Hosts are listed and the network is another one."}
+            )
+        return attrs
 
     def validate_agent(self, value: str) -> str:
         """Refuse an agent that no handler has the name of."""
@@ -75,6 +140,15 @@ class EnvironmentInput(StrictSerializer):
     def validate_evaluator(self, value: str) -> str:
         """Refuse an evaluator that is not registered."""
         return self._known("evaluators", value)
+
+    def validate_egress_hosts(self, value: list[str]) -> list[str]:
+        """Refuse what is no host."""
+        for host in value:
+            try:
+                parse_pattern(host)
+            except InvalidPattern as fault:
+                raise serializers.ValidationError(f"{fault}.") from None
+        return value
 
     def validate_tools(self, value: list[str]) -> list[str]:
         """Refuse tools that are not registered."""
@@ -111,6 +185,9 @@ class EnvironmentOutput(serializers.ModelSerializer[Environment]):
             "system_prompt",
             "tools",
             "network",
+            "egress_hosts",
+            "gpu",
+            "warm",
             "limits",
             "evaluator",
             "evaluator_settings",
@@ -130,15 +207,20 @@ class NodeOutput(serializers.ModelSerializer[Node]):
     """A node and how many of its slots are in use."""
 
     slots_used = serializers.IntegerField(read_only=True)
+    enforcement = JsonObjectField(read_only=True, help_text="How each limit is kept here.")
 
     class Meta:
         model = Node
-        fields = ["id", "name", "capacity", "slots_used", "draining", "seen_at", "created_at"]
+        fields = [
+            *("id", "name", "capacity", "slots_used", "draining"),
+            *("enforcement", "leaked", "seen_at", "created_at"),
+        ]
 
 
 class SandboxOutput(serializers.ModelSerializer[Sandbox]):
     """A sandbox."""
 
+    layers = serializers.ListField(child=serializers.CharField(), read_only=True)
     node = serializers.SlugRelatedField[Node](slug_field="name", read_only=True)
     rollout = serializers.UUIDField(source="owner", read_only=True)
 
@@ -150,7 +232,34 @@ class SandboxOutput(serializers.ModelSerializer[Sandbox]):
             "node",
             "purpose",
             "state",
+            "layers",
             "created_at",
             "ready_at",
             "gone_at",
+        ]
+
+
+class SnapshotInput(StrictSerializer):
+    """When a rollout's sandbox is to be kept."""
+
+    turn = serializers.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=INTEGER_MAX,
+        help_text="After so many turns; default: after the next one.",
+    )
+
+
+class SnapshotOutput(serializers.ModelSerializer[Snapshot]):
+    """The state of a sandbox after a turn."""
+
+    rollout = serializers.UUIDField(source="owner", read_only=True)
+    environment = serializers.CharField(source="environment.ref", read_only=True)
+    node = serializers.SlugRelatedField[Node](slug_field="name", read_only=True)
+
+    class Meta:
+        model = Snapshot
+        fields = [
+            *("id", "rollout", "environment", "turn", "state", "node", "workdir"),
+            *("detail", "created_at", "ready_at"),
         ]

@@ -9,9 +9,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from sandboxes.api.filters import EnvironmentFilter, NodeFilter, SandboxFilter
+from sandboxes.api.image_builds import ImageBuildsMixin
 from sandboxes.api.serializers import (
     EnvironmentInput,
     EnvironmentOutput,
+    ImageDetail,
     ImageInput,
     ImageOutput,
     NodeInput,
@@ -19,27 +21,32 @@ from sandboxes.api.serializers import (
     SandboxOutput,
 )
 from sandboxes.models import Environment, Image, Node, Sandbox
-from sandboxes.services.catalogue import save_environment, save_image
+from sandboxes.services.catalogue import save_environment
+from sandboxes.services.images import define_image
 from sandboxes.services.node_settings import change_node
 
 
-class ImageViewSet(
-    mixins.ListModelMixin, mixins.RetrieveModelMixin, viewsets.GenericViewSet[Image]
-):
+class ImageViewSet(ImageBuildsMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Image]):
     """Images that sandboxes start from."""
 
     queryset = Image.objects.all()
     serializer_class = ImageOutput
     required_scope = "operate"
+    read_scope = "read"
     lookup_value_converter = "uuid"
 
     @extend_schema(request=ImageInput, responses={201: ImageOutput})
     def create(self, request: Request) -> Response:
-        """Register an image, or point the one of that name at another source."""
+        """Register an image, or change what the one of that name is made from."""
         given = ImageInput(data=request.data)
         given.is_valid(raise_exception=True)
-        image = save_image(**given.validated_data)
+        image = define_image(**given.validated_data)
         return Response(ImageOutput(image).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(responses=ImageDetail)
+    def retrieve(self, request: Request, **kwargs: Any) -> Response:
+        """Return an image with all that it is made from."""
+        return Response(ImageDetail(self.get_object()).data)
 
 
 class EnvironmentViewSet(

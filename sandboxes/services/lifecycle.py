@@ -1,5 +1,6 @@
 """The rows of sandboxes: reserve, start, ready, freeze, give up, gone."""
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -29,11 +30,14 @@ def mark_starting(*, sandbox_id: UUID) -> bool:
     )
 
 
-def mark_ready(*, sandbox_id: UUID, handle: dict[str, Any]) -> bool:
-    """Say that the instance runs; False when it was given up meanwhile."""
+def mark_ready(*, sandbox_id: UUID, handle: dict[str, Any], layers: Sequence[str] = ()) -> bool:
+    """Say that the instance runs on these layers; False when it was given up meanwhile."""
     return bool(
         Sandbox.objects.filter(pk=sandbox_id, state=SandboxState.STARTING).update(
-            state=SandboxState.READY, handle=handle, ready_at=timezone.now()
+            state=SandboxState.READY,
+            handle=handle,
+            layers=list(layers),
+            ready_at=timezone.now(),
         )
     )
 

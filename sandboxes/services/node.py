@@ -4,17 +4,21 @@ import logging
 import os
 import threading
 import time
-from pathlib import Path
 from typing import cast
 from uuid import UUID
 
 from django.conf import settings
+from django.db.models import F
 
-from sandboxes.models import Environment, Sandbox
+from sandboxes.models import Environment, Node, Sandbox, Snapshot
+from sandboxes.runtime.argv import Overlay
 from sandboxes.runtime.exceptions import ImageMissing, SandboxFault
 from sandboxes.runtime.factory import RuntimeKind, make_runtime
-from sandboxes.runtime.protocol import Limits, Runtime, SandboxSpec
+from sandboxes.runtime.layout import WARM
+from sandboxes.runtime.protocol import Gpu, Limits, Runtime, SandboxSpec
 from sandboxes.services.connections import release_connection
+from sandboxes.services.image_store import find_on_node
+from sandboxes.services.images import image_spec
 from sandboxes.services.lifecycle import mark_gone
 from sandboxes.states import SandboxState
 
@@ -38,6 +42,9 @@ def node_runtime() -> Runtime:
                 root=settings.SANDBOX_ROOT,
                 prefix=sandbox_prefix(),
                 account=settings.SANDBOX_ACCOUNT if os.geteuid() == 0 else None,
+                groups=settings.SANDBOX_CGROUPS,
+                engine=settings.SANDBOX_ENGINE,
+                overlay=cast("Overlay", settings.SANDBOX_OVERLAY),
             )
             _runtimes.clear()
             _runtimes[os.getpid()] = runtime
@@ -68,15 +75,16 @@ def sandbox_spec(
     """Return how a sandbox of an environment is started. Raises ImageMissing."""
     if environment.image is None:
         raise ImageMissing(f"Environment {environment.ref} names no image.")
-    source = Path(environment.image.source)
     limits = environment.limits
     return SandboxSpec(
         name=name,
-        image=str(source if source.is_absolute() else settings.IMAGE_ROOT / source),
+        image=find_on_node(image=environment.image) or image_spec(environment.image).source,
         layers=layers,
         network="host" if environment.network == "host" else "none",
+        gpu=cast("Gpu", environment.gpu),
         limits=Limits(
             memory_bytes=limits.get("memory_bytes"),
+            cpus=limits.get("cpus"),
             processes=limits.get("processes"),
             disk_bytes=limits.get("disk_bytes"),
             lifetime_seconds=limits.get("lifetime_seconds", settings.STAGE_LIMIT_SECONDS * 3),
@@ -126,6 +134,7 @@ def sweep_node() -> int:
             .values_list("pk", flat=True)
         }
         release_connection()
+        leaked = 0
         for name in sorted(names - owned):
             logger.warning("instance %s belongs to nobody: removed", name)
             try:
@@ -134,7 +143,12 @@ def sweep_node() -> int:
                 logger.exception("instance %s could not be removed", name)
                 continue
             removed += 1
-        return removed + _sweep_layers(runtime)
+            leaked += not name.startswith(f"{sandbox_prefix()}{WARM}")
+        if leaked:
+            Node.objects.filter(name=settings.NODE_NAME).update(leaked=F("leaked") + leaked)
+            release_connection()
+        removed += _sweep_layers(runtime)
+        return removed + runtime.evict_layers(keep_bytes=settings.LAYER_CACHE_BYTES)
     finally:
         _sweeping.release()
 
@@ -148,6 +162,11 @@ def _sweep_layers(runtime: Runtime) -> int:
     owned = set(
         Sandbox.objects.present().exclude(frozen_layer="").values_list("frozen_layer", flat=True)
     )
+    # A snapshot may be of another's snapshot: every layer of its chain stays.
+    for chain in Snapshot.objects.ready().values_list("layers", flat=True):
+        owned.update(chain)
+    for chain in Sandbox.objects.present().values_list("layers", flat=True):
+        owned.update(chain)
     release_connection()
     now = time.monotonic()
     for known in list(_unowned_layers):
@@ -168,7 +187,7 @@ def remove_everything() -> int:
     For the end of a stack: workers must be stopped. Rollouts in a stage start again at INIT.
     """
     runtime = node_runtime()
-    names = runtime.list()
+    names = [*runtime.list(), *runtime.list_warm()]
     for name in names:
         runtime.stop(name)
     here = list(Sandbox.objects.present().filter(node__name=settings.NODE_NAME))

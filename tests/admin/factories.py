@@ -27,7 +27,7 @@ from rollouts.options import Budgets, Sampling
 from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.services.tokens import create_token
 from rollouts.states import AttemptState, BatchState, GroupState, Outcome, RolloutState, Stage
-from sandboxes.models import Environment, Image, Node, Sandbox
+from sandboxes.models import Environment, Image, ImageBuild, Node, Sandbox, Snapshot
 from sandboxes.services.catalogue import save_environment, save_image
 from sandboxes.states import SandboxPurpose
 
@@ -47,6 +47,16 @@ def make_user(**values: Any) -> Any:
 def make_image(**values: Any) -> Image:
     """Make an image."""
     return save_image(**{"name": unique("image"), "source": "base", **values})
+
+
+def make_image_build(**values: Any) -> ImageBuild:
+    """Make a queued build of an image."""
+    filled = {"kind": "pull", "time_limit_seconds": 60.0, "spec_digest": "0" * 64, **values}
+    return ImageBuild.objects.create(
+        image=filled.pop("image", None) or make_image(),
+        node=filled.pop("node", None) or make_node(),
+        **filled,
+    )
 
 
 def make_environment(**values: Any) -> Environment:
@@ -181,6 +191,14 @@ def make_sandbox(**values: Any) -> Sandbox:
     """Make a reserved sandbox."""
     filled = {"owner": uuid.uuid4(), "purpose": SandboxPurpose.RUN, **values}
     return Sandbox.objects.create(node=filled.pop("node", None) or make_node(), **filled)
+
+
+def make_snapshot(**values: Any) -> Snapshot:
+    """Make a snapshot that is asked for and not taken yet."""
+    filled = {"owner": uuid.uuid4(), **values}
+    return Snapshot.objects.create(
+        environment=filled.pop("environment", None) or make_environment(), **filled
+    )
 
 
 def make_evaluation() -> Evaluation:

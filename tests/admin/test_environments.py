@@ -6,7 +6,7 @@ import pytest
 
 from sandboxes.models import Environment
 from tests.admin.conftest import messages_of
-from tests.admin.factories import make_environment, make_image, make_task
+from tests.admin.factories import make_environment, make_image, make_node, make_task
 
 pytestmark = pytest.mark.django_db
 
@@ -24,6 +24,9 @@ def form_of(environment: Environment, **changes: object) -> dict[str, object]:
         "system_prompt": environment.system_prompt,
         "tools": json.dumps(environment.tools),
         "network": environment.network,
+        "egress_hosts": json.dumps(environment.egress_hosts),
+        "gpu": environment.gpu,
+        "warm": environment.warm,
         "limits": json.dumps(environment.limits),
         "evaluator": environment.evaluator,
         "evaluator_settings": json.dumps(environment.evaluator_settings),
@@ -110,15 +113,27 @@ def test_an_environment_cannot_be_deleted(operator) -> None:
             '{"combine": "sum"}',
             "setting 'combine' is 'sum'; it must be one of max, mean, min",
         ),
-        ("tools", '["bash", "rocket"]', "no tool 'rocket'; known are bash, submit"),
+        (
+            "tools",
+            '["bash", "rocket"]',
+            "no tool 'rocket'; known are bash, editor, ipython, submit, think",
+        ),
         ("tools", '"bash"', "It must be a JSON list of names."),
         ("limits", '{"memory_bytes": 0}', "memory_bytes must be a whole number above 0, not 0."),
         (
             "limits",
             '{"cpu": 1}',
-            "Unknown limit 'cpu'; known: memory_bytes, processes, "
+            "Unknown limit 'cpu'; known: memory_bytes, cpus, processes, "
             "disk_bytes, output_bytes, lifetime_seconds.",
         ),
+        ("limits", '{"cpus": 0}', "cpus must be a number above 0, not 0."),
+        ("limits", '{"cpus": true}', "cpus must be a number above 0, not True."),
+        ("limits", '{"processes": 2.5}', "processes must be a whole number above 0, not 2.5."),
+        ("egress_hosts", '"pypi.org"', "It must be a JSON list of hosts."),
+        ("egress_hosts", '["pypi.org"]', "Hosts are listed and the network is another one."),
+        ("gpu", "tpu", "Select a valid choice. tpu is not one of the available choices."),
+        ("warm", "-1", "Ensure this value is greater than or equal to 0."),
+        ("warm", "257", "Ensure this value is less than or equal to 256."),
         ("workdir", "app", "It must be an absolute path."),
         (
             "name",
@@ -177,6 +192,63 @@ def test_the_hosts_network_is_shown_in_red_and_told_at_saving(operator) -> None:
     assert red in operator.get(Environment).content.decode()
 
 
+@pytest.mark.parametrize(
+    ("hosts", "reason"),
+    [
+        ('["pypi.org", "http://x.org"]', "'http://x.org' is not a host such as pypi.org, "),
+        ('["pypi.org:0"]', "'pypi.org:0': a port is 1 to 65535."),
+        ("[7]", "7 is not a host: write it as text."),
+    ],
+)
+def test_a_host_that_is_none_is_refused(operator, hosts, reason) -> None:
+    form = form_of(make_environment(), name="candidate", network="allow_list", egress_hosts=hosts)
+
+    answer = operator.post(Environment, "add", form)
+
+    (error,) = answer.context["adminform"].form.errors["egress_hosts"]
+    assert error.startswith(reason)
+    assert not Environment.objects.filter(name="candidate").exists()
+
+
+def test_listed_hosts_gpu_warmth_and_cpus_are_saved(operator) -> None:
+    form = form_of(
+        make_environment(),
+        name="wide",
+        network="allow_list",
+        egress_hosts='["pypi.org", "*.example.org:8443", "10.0.0.5"]',
+        gpu="nvidia",
+        warm="3",
+        limits='{"cpus": 0.5}',
+    )
+
+    assert operator.post(Environment, "add", form).status_code == 302
+
+    saved = Environment.objects.get(name="wide")
+    assert saved.egress_hosts == ["pypi.org", "*.example.org:8443", "10.0.0.5"]
+    assert (saved.gpu, saved.warm, saved.limits) == ("nvidia", 3, {"cpus": 0.5})
+
+
+def test_how_each_node_keeps_each_limit_is_shown_and_none_is_red(operator) -> None:
+    environment = make_environment()
+    silent = make_node()
+    assert "no node has told yet" in page_of(operator, environment)
+
+    make_node(name="gpu-1", enforcement={"memory": "cgroup v2", "disk": "none"})
+    make_node(name="<b>", enforcement={"cpu": "<i>"})
+    page = page_of(operator, environment)
+
+    assert (
+        '<div><strong>&lt;b&gt;</strong>: <span style="">cpu by &lt;i&gt;</span></div>'
+        '<div><strong>gpu-1</strong>: <span style="color:#ba2121">disk none</span>, '
+        '<span style="">memory by cgroup v2</span></div>'
+    ) in page
+    assert silent.name not in page
+
+
+def page_of(operator, environment: Environment) -> str:
+    return operator.get(Environment, "change", environment.pk).content.decode()
+
+
 def test_an_image_in_use_cannot_be_deleted_and_its_source_can_change(operator) -> None:
     from sandboxes.models import Image
 
@@ -184,7 +256,8 @@ def test_an_image_in_use_cannot_be_deleted_and_its_source_can_change(operator) -
     make_environment(image=image)
 
     operator.post(Image, "delete", {"post": "yes"}, image.pk)
-    operator.post(Image, "change", {"source": "/images/new.sif"}, image.pk)
+    form = {"source": "/images/new.sif", "files": "{}", "parameters": "{}", "reuse": image.reuse}
+    operator.post(Image, "change", form, image.pk)
 
     image.refresh_from_db()
     assert image.source == "/images/new.sif"

@@ -21,14 +21,16 @@ from rollouts.models import (
     Trajectory,
     Worker,
 )
-from sandboxes.models import Environment, Image, Node, Sandbox
+from sandboxes.models import Environment, Image, ImageBuild, Node, Sandbox, Snapshot
 from tests.admin import factories
 
 READ_ONLY = {
     Rollout: factories.make_rollout,
     Attempt: factories.make_attempt,
     JournalEntry: factories.make_journal_entry,
+    ImageBuild: factories.make_image_build,
     Sandbox: factories.make_sandbox,
+    Snapshot: factories.make_snapshot,
     Trajectory: factories.make_trajectory,
     Evaluation: factories.make_evaluation,
     Batch: factories.make_batch,

@@ -97,6 +97,18 @@ def test_environment_gets_a_version_for_each_change(trainer: Caller, operator: C
         ({"network": "all"}, "network"),
         ({"workdir": "app"}, "workdir"),
         ({"limits": [1]}, "limits"),
+        ({"limits": {"cpu": 1}}, "limits"),
+        ({"limits": {"cpus": 0}}, "limits"),
+        ({"limits": {"processes": True}}, "limits"),
+        ({"network": "allow_list", "egress_hosts": "pypi.org"}, "egress_hosts"),
+        ({"network": "allow_list", "egress_hosts": ["http://pypi.org"]}, "egress_hosts"),
+        ({"network": "allow_list", "egress_hosts": ["pypi.org:0"]}, "egress_hosts"),
+        ({"network": "allow_list", "egress_hosts": ["x.org"] * 201}, "egress_hosts"),
+        ({"network": "model_only", "egress_hosts": ["pypi.org"]}, "egress_hosts"),
+        ({"egress_hosts": ["pypi.org"]}, "egress_hosts"),
+        ({"gpu": "tpu"}, "gpu"),
+        ({"warm": -1}, "warm"),
+        ({"warm": 257}, "warm"),
         ({"version": 3}, "version"),
     ],
 )
@@ -106,6 +118,40 @@ def test_environment_refuses(operator: Caller, change: dict[str, Any], field: st
     body = assert_problem(response, 400, "request.invalid")
     assert list(body["errors"]) == [field]
     assert Environment.objects.count() == 0
+
+
+def test_environment_with_listed_hosts_gpu_and_warmth(operator: Caller) -> None:
+    given = {
+        "network": "allow_list",
+        "egress_hosts": ["pypi.org", "*.example.org:8443", "10.0.0.5"],
+        "gpu": "nvidia",
+        "warm": 3,
+        "limits": {"cpus": 0.5, "memory_bytes": 1024},
+    }
+
+    response = operator.call("POST", "environments/", {"name": "wide", **given})
+
+    assert response.status_code == 201
+    assert {name: response.json()[name] for name in given} == given
+    saved = Environment.objects.get()
+    assert {name: getattr(saved, name) for name in given} == given
+
+
+def test_another_list_gpu_or_warmth_is_another_version(operator: Caller) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"network": "allow_list", "egress_hosts": ["pypi.org"]},
+        {"gpu": "rocm"},
+        {"warm": 1},
+    ]
+
+    refs = [
+        operator.call("POST", "environments/", {"name": "wide", **each}).json()["ref"]
+        for each in changes
+        for _ in range(2)
+    ]
+
+    assert refs == [f"wide@{version}" for version in (1, 1, 2, 2, 3, 3, 4, 4)]
 
 
 def test_environment_is_not_changed_by_trainers(trainer: Caller) -> None:
@@ -128,6 +174,8 @@ def test_node_is_drained_and_resized(operator: Caller) -> None:
         "capacity": 0,
         "slots_used": 1,
         "draining": True,
+        "enforcement": {},
+        "leaked": 0,
         "seen_at": None,
         "created_at": node.created_at.isoformat().replace("+00:00", "Z"),
     }

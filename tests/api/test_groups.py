@@ -181,6 +181,7 @@ def test_list_and_detail(trainer: Caller, experiment: Experiment, task: Task) ->
         "done": 0,
         "priority": 0,
         "metadata": {"step": 1},
+        "snapshot": None,
         "batch": None,
         "created_at": group.created_at.isoformat().replace("+00:00", "Z"),
         "ready_at": None,

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from sandboxes.models import Snapshot
 from tests import factories
 from tests.api.callers import Caller
 
@@ -49,7 +50,14 @@ def world(operator: Caller) -> Callable[[], dict[str, Any]]:
         factories.make_task(task_set=shown["tasks"].task_set)
         factories.make_server()
         factories.make_sandbox()
+        shown["snapshot"] = Snapshot.objects.create(
+            owner=shown["rollout"].pk, environment=factories.make_environment()
+        )
         factories.make_environment(image=factories.make_image())
+        if "image" not in shown:
+            shown["image"] = factories.make_image()
+        factories.make_image_build(image=shown["image"], requested_by=operator.user)
+        factories.make_image_build()
         return {"root": root, **shown}
 
     shown: dict[str, Any] = {}
@@ -61,7 +69,7 @@ def paths(rows: dict[str, Any]) -> dict[str, str]:
     root, rollout, batch = (rows[name].pk for name in ("root", "rollout", "batch"))
     lists = (
         *("experiments", "groups", "batches", "rollouts", "policies", "inference-servers"),
-        *("task-sets", "environments", "images", "nodes", "sandboxes"),
+        *("task-sets", "environments", "images", "image-builds", "nodes", "sandboxes"),
     )
     return {
         **{f"{name}/": f"{name}/" for name in lists},
@@ -71,8 +79,13 @@ def paths(rows: dict[str, Any]) -> dict[str, str]:
         "rollouts/{id}/": f"rollouts/{rollout}/",
         "rollouts/{id}/attempts/": f"rollouts/{rollout}/attempts/",
         "rollouts/{id}/trajectory/": f"rollouts/{rollout}/trajectory/",
+        "rollouts/{id}/snapshots/": f"rollouts/{rollout}/snapshots/",
+        "snapshots/{id}/": f"snapshots/{rows['snapshot'].pk}/",
         "groups/{id}/": f"groups/{rows['rollout'].group_id}/",
         "batches/{id}/": f"batches/{batch}/",
+        "images/{id}/": f"images/{rows['image'].pk}/",
+        "images/{id}/builds/": f"images/{rows['image'].pk}/builds/",
+        "image-builds/{id}/": f"image-builds/{rows['image'].builds.latest('created_at').pk}/",
         "task-sets/{id}/tasks/": f"task-sets/{rows['tasks'].task_set_id}/tasks/",
     }
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rollouts.models import Batch, Experiment, Group, Rollout
+from sandboxes.models import Snapshot
 from tests import factories
 from tests.api.callers import Caller, assert_problem
 
@@ -28,6 +29,10 @@ CALLS = [
     ("GET", "rollouts/{rollout}/attempts/", None),
     ("GET", "rollouts/{rollout}/trajectory/", None),
     ("POST", "rollouts/{rollout}/cancel/", None),
+    ("GET", "rollouts/{rollout}/snapshots/", None),
+    ("POST", "rollouts/{rollout}/snapshots/", {"turn": 1}),
+    ("GET", "snapshots/{snapshot}/", None),
+    ("DELETE", "snapshots/{snapshot}/", None),
 ]
 
 
@@ -45,14 +50,14 @@ def ids(trainer: Caller) -> dict[str, str]:
         "group": group,
         "rollout": rollout,
         "batch": batch,
+        "snapshot": Snapshot.objects.create(owner=rollout.pk, environment=rollout.environment),
     }
     return {name: str(row.pk) for name, row in rows.items()}
 
 
 def everything() -> list[Any]:
-    return [
-        list(model.objects.order_by("pk").values()) for model in (Experiment, Group, Rollout, Batch)
-    ]
+    models = (Experiment, Group, Rollout, Batch, Snapshot)
+    return [list(model.objects.order_by("pk").values()) for model in models]
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CALLS)

@@ -16,7 +16,8 @@ from rollouts.services.finish import EvalResult, fail_attempt, finish_eval, fini
 from rollouts.services.journal import Step, append_step, read_steps
 from rollouts.text import clean_json, clean_text
 from sandboxes.runtime.factory import make_runtime
-from sandboxes.runtime.protocol import SandboxSpec, ShellSession
+from sandboxes.runtime.protocol import SandboxSpec
+from sandboxes.runtime.sessions import ShellSession
 from tests.services.line import bring_to, eval_result, make_group, make_node, run_result
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,7 +8,7 @@ from rollouts.inference.protocol import Generation
 from rollouts.models import JournalEntry, Rollout
 from rollouts.services.reap import recover_attempts_of
 from rollouts.stages.journal import StageJournal
-from sandboxes.runtime.protocol import ShellState
+from sandboxes.runtime.sessions import ShellState
 from tests.services.line import bring_to, claim_active, make_group, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -20,6 +20,7 @@ from tests.services.line import active_attempt, bring_to, make_experiment, make_
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LAYER = "what-the-agent-left"
+PREPARED = "what-the-setups-left"
 WORKS = Artefacts(reward_txt=b"1", exit_code=0)
 FAILURE_REWARD = -1.5
 
@@ -34,7 +35,9 @@ def claim() -> Claim:
     make_group(experiment=make_experiment(failure_reward=FAILURE_REWARD))
     made = bring_to(Rollout.objects.get(), "eval", workers)
     assert made is not None
-    Sandbox.objects.filter(purpose="run").update(state="frozen", frozen_layer=LAYER)
+    Sandbox.objects.filter(purpose="run").update(
+        state="frozen", frozen_layer=LAYER, layers=[PREPARED]
+    )
     return made
 
 
@@ -48,11 +51,13 @@ def tests_that(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
     def install(*, on_the_agents: Grade, on_the_untouched: Grade) -> list[bool]:
         graded: list[bool] = []
 
-        def started(*, layers: tuple[str, ...] = (), **_values: Any) -> SandboxHandle:
-            assert layers in ((), (LAYER,))
-            return SandboxHandle(name="x", pid=1, start_ticks=1, layer="".join(layers))
+        def started(*, layers: tuple[str, ...] | None, **_values: Any) -> SandboxHandle:
+            assert layers in (None, (LAYER, PREPARED))
+            top = layers[0] if layers else ""
+            return SandboxHandle(name="x", pid=1, start_ticks=1, layer=top)
 
-        def tested(held: Held, grading: Any, handle: SandboxHandle) -> Artefacts:
+        def tested(held: Held, grading: Any, handle: SandboxHandle, env: Any) -> Artefacts:
+            assert env == {}
             untouched = not handle.layer
             graded.append(untouched)
             return (on_the_untouched if untouched else on_the_agents)(held, grading)
@@ -139,7 +144,9 @@ def test_a_task_with_more_seconds_than_the_stage_leaves_the_untouched_grading_it
     Task.objects.filter(pk=group.task_id).update(payload={"verifier_timeout_seconds": 7200.0})
     claim = bring_to(Rollout.objects.get(), "eval", workers)
     assert claim is not None
-    Sandbox.objects.filter(purpose="run").update(state="frozen", frozen_layer=LAYER)
+    Sandbox.objects.filter(purpose="run").update(
+        state="frozen", frozen_layer=LAYER, layers=[PREPARED]
+    )
     allowed: list[float] = []
 
     def measured(held: Held, grading: Any) -> Artefacts:

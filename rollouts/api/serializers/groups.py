@@ -42,6 +42,9 @@ class GroupInput(StrictSerializer):
         required=False, min_value=-PRIORITY_LIMIT, max_value=PRIORITY_LIMIT
     )
     metadata = JsonObjectField(required=False)
+    snapshot = serializers.UUIDField(
+        required=False, help_text="Start from this state of another rollout's sandbox."
+    )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse none or several of the ways to name a task."""
@@ -101,6 +104,7 @@ class GroupOutput(serializers.ModelSerializer[Group]):
             "done",
             "priority",
             "metadata",
+            "snapshot",
             "batch",
             "created_at",
             "ready_at",

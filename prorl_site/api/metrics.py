@@ -1,0 +1,58 @@
+"""Numbers for Prometheus, read from the database when they are asked for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.db.models import Count
+from django.http import HttpResponse
+from drf_spectacular.utils import extend_schema
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from sandboxes.models import Node, Sandbox
+from sandboxes.states import SandboxState
+
+
+class SandboxCollector(Collector):
+    """Sandboxes by node and state, slots, and instances that nothing owned."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families; two queries."""
+        capacity = GaugeMetricFamily(
+            "prorl_node_capacity", "Sandbox slots of a node.", labels=["node"]
+        )
+        leaked = CounterMetricFamily(
+            "prorl_sandboxes_leaked",
+            "Instances found on a node that no row owned, and removed.",
+            labels=["node"],
+        )
+        present = GaugeMetricFamily(
+            "prorl_sandboxes", "Sandboxes that hold a slot.", labels=["node", "state"]
+        )
+        rows = Sandbox.objects.present().values("node", "state").annotate(count=Count("pk"))
+        counts = {(row["node"], row["state"]): row["count"] for row in rows.order_by()}
+        for node in Node.objects.order_by("name"):
+            capacity.add_metric([node.name], node.capacity)
+            leaked.add_metric([node.name], node.leaked)
+            for state in SandboxState.values:
+                if state != SandboxState.GONE:
+                    present.add_metric([node.name, state], counts.get((node.pk, state), 0))
+        yield from (capacity, leaked, present)
+
+
+class MetricsView(APIView):
+    """The numbers, in Prometheus' text format, for a token with the scope `read`."""
+
+    @extend_schema(exclude=True)
+    def get(self, request: Request) -> HttpResponse:
+        """Return all families."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(SandboxCollector())
+        return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+
+metrics: Any = MetricsView.as_view()

@@ -1,0 +1,256 @@
+"""Sandboxes through the whole line: setups shared, started ahead, kept, connected, cleaned up."""
+
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from examples.demo.trainer import ServiceRefused
+from tests.e2e.harness import JSON, Line, marker, wait_until, write_task
+
+ImportFolder = Callable[..., None]
+
+
+@pytest.fixture
+def environment(line: Line) -> Callable[..., str]:
+    """Return a function that makes an environment over the base image; returns its name."""
+
+    def make(name: str, **values: Any) -> str:
+        body = {
+            "name": name,
+            "image": "base",
+            "agent": "command_line",
+            "tools": ["bash", "submit"],
+            **values,
+        }
+        line.operator.call("POST", "/environments/", body)
+        return name
+
+    return make
+
+
+def said(line: Line, rollout: str) -> list[str]:
+    """Return what the shell answered in an episode, without the demonstrations before it."""
+    messages = line.trajectory(rollout)["messages"]
+    asked = next(place for place, m in enumerate(messages) if "Marker " in m["content"])
+    return [str(m["content"]) for m in messages[asked + 1 :] if m["role"] != "assistant"]
+
+
+def test_sixteen_rollouts_of_a_task_run_its_setup_once(
+    line: Line, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    draw = "cat /proc/sys/kernel/random/uuid > /app/drawn"
+    ref = write_task(
+        tmp_path,
+        "once",
+        setup=f"mkdir -p /app; {draw}; rm -rf /usr/share/perl5",
+        test=(
+            "test ! -e /usr/share/perl5 && cmp /app/drawn /app/copy "
+            "&& echo 1 > /logs/verifier/reward.txt"
+        ),
+    )
+    import_folder("once", tmp_path)
+    turns = ["cd /app; cat drawn; cp drawn copy", "submit"]
+    line.server.play({"marker": marker("once"), "turns": turns})
+
+    rollouts = line.submit(line.experiment("once"), [ref], samples=16)
+    done = line.wait_done(rollouts, seconds=240)
+
+    assert [(r["outcome"], r["reward"]) for r in done] == [("scored", 1.0)] * 16
+    assert len({said(line, rollout)[0] for rollout in rollouts}) == 1
+    layers = line.sql("SELECT layers FROM sandboxes_sandbox WHERE owner = ANY(%s)", rollouts)
+    assert len({str(row[0][-1:]) for row in layers}) == 1
+
+
+def test_a_failing_setup_tells_what_it_said(
+    line: Line, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    ref = write_task(tmp_path, "fails", setup="echo the mirror is down >&2; exit 4")
+    import_folder("fails", tmp_path)
+
+    (rollout,) = line.wait_done(line.submit(line.experiment("fails", max_attempts=1), [ref]))
+
+    assert (rollout["outcome"], rollout["failure_code"]) == ("infra_failed", "sandbox.setup_failed")
+    assert "the mirror is down" in rollout["failure_detail"]
+    wait_until(lambda: line.sandboxes_left([rollout["id"]]) == 0, "the removal")
+
+
+def test_a_warm_sandbox_is_used_and_replaced(
+    line: Line, import_folder: ImportFolder, environment: Callable[..., str], tmp_path: Path
+) -> None:
+    def ahead() -> set[str]:
+        instances = line.stack.var_dir / "node" / "instances"
+        return {
+            path.parent.name
+            for path in instances.glob("*-warm-*/record.json")
+            if '"ready": true' in path.read_text()
+        }
+
+    ref = write_task(tmp_path, "warm")
+    environment("warm", warm=2)
+    import_folder("warm", tmp_path, "warm")
+    line.server.play({"marker": marker("warm"), "turns": ["hostname", "submit"]})
+    first = wait_until(lambda: (found := ahead()) and len(found) == 2 and found, "two warm ones")
+
+    (rollout,) = line.wait_done(line.submit(line.experiment("warm"), [ref]))
+
+    assert (rollout["outcome"], rollout["reward"]) == ("scored", 1.0)
+    wait_until(lambda: len(ahead()) == 2 and ahead() != first, "another in its place")
+    environment("warm", warm=0)
+    wait_until(lambda: not ahead(), "the end of the pool")
+
+
+def test_an_episode_is_branched_at_a_turn(
+    line: Line, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    ref = write_task(
+        tmp_path,
+        "branch",
+        setup="mkdir -p /app; echo setup > /app/log",
+        test="cp /app/log /logs/verifier/log; echo 1 > /logs/verifier/reward.txt",
+    )
+    import_folder("branch", tmp_path)
+    turns = ["cd /app; echo one >> log; sleep 3", "echo two >> log", "cat log", "submit"]
+    line.server.play({"marker": marker("branch"), "turns": turns})
+    experiment = line.experiment("branch")
+    (first,) = line.submit(experiment, [ref])
+    asked = line.trainer.call("POST", f"/rollouts/{first}/snapshots/", {"turn": 1})
+    line.wait_done([first])
+    assert "setup\none\ntwo" in said(line, first)[2]
+
+    kept: JSON = line.trainer.call("GET", f"/snapshots/{asked['id']}/")
+    assert (kept["state"], kept["turn"], kept["workdir"]) == ("ready", 1, "/app")
+    line.server.play({"marker": marker("branch"), "turns": ["cat /app/log", "submit"]})
+    groups = [{"task_ref": ref, "samples": 2, "snapshot": asked["id"]}]
+    answer = line.trainer.call("POST", f"/experiments/{experiment}/groups/", {"groups": groups})
+    branches = [rollout for group in answer["groups"] for rollout in group["rollouts"]]
+    done = line.wait_done(branches)
+
+    assert {(r["outcome"], r["reward"]) for r in done} == {("scored", 1.0)}
+    for branch in branches:
+        assert said(line, branch)[0].startswith("setup\none\n[")
+    with pytest.raises(ServiceRefused, match="409"):
+        line.trainer.call("POST", f"/rollouts/{first}/snapshots/")
+    with pytest.raises(ServiceRefused, match="409"):
+        line.trainer.call("DELETE", f"/snapshots/{asked['id']}/")
+
+
+def test_the_model_is_all_that_a_model_only_sandbox_reaches(
+    line: Line, import_folder: ImportFolder, environment: Callable[..., str], tmp_path: Path
+) -> None:
+    ref = write_task(tmp_path, "model-only")
+    environment("model-only", network="model_only")
+    import_folder("model-only", tmp_path, "model-only")
+    get = (
+        "python3 -c 'import os,urllib.request as u; "
+        'print(u.urlopen(os.environ["OPENAI_BASE_URL"] + "/models").read().decode())\''
+    )
+    other = (
+        f"python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", {line.server.port}))'"
+    )
+    line.server.play({"marker": marker("model-only"), "turns": [get, other, "submit"]})
+
+    (rollout,) = line.wait_done(line.submit(line.experiment("model-only"), [ref]))
+
+    answers = said(line, rollout["id"])
+    assert '"object"' in answers[0], answers
+    assert "ConnectionRefusedError" in answers[1]
+
+
+@pytest.fixture
+def site() -> Iterator[int]:
+    """Serve a page on loopback; yields the port."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "6")
+            self.end_headers()
+            self.wfile.write(b"a page")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_listed_hosts_are_all_that_an_allow_list_reaches(
+    line: Line,
+    import_folder: ImportFolder,
+    environment: Callable[..., str],
+    tmp_path: Path,
+    site: int,
+) -> None:
+    fetch = (
+        "python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:{}/\").read())'"
+    )
+    ref = write_task(
+        tmp_path,
+        "listed",
+        setup=f"unset no_proxy; mkdir -p /app; {fetch.format(site)} > /app/fetched",
+    )
+    environment("listed", network="allow_list", egress_hosts=[f"127.0.0.1:{site}"])
+    import_folder("listed", tmp_path, "listed")
+    turns = ["unset no_proxy; cat /app/fetched", fetch.format(site), fetch.format(site + 1)]
+    line.server.play({"marker": marker("listed"), "turns": [*turns, "submit"]})
+
+    (rollout,) = line.wait_done(line.submit(line.experiment("listed"), [ref]))
+
+    answers = said(line, rollout["id"])
+    assert answers[0].startswith("b'a page'"), answers
+    assert answers[1].startswith("b'a page'"), answers
+    assert "HTTP Error 403" in answers[2], answers
+
+
+def test_nothing_is_left_after_every_worker_was_killed(
+    line: Line, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    def counted() -> tuple[int, int, list[str]]:
+        """Count instances by process and by folder, and mounts below the node's folder."""
+        node = line.stack.var_dir / "node"
+        processes = [p.info["name"] for p in psutil.process_iter(["name"])]
+        mounts = [m for m in Path("/proc/mounts").read_text().splitlines() if str(node) in m]
+        folders = len(list((node / "instances").iterdir()))
+        return processes.count("appinit"), folders, mounts
+
+    ref = write_task(tmp_path, "killed")
+    import_folder("killed", tmp_path)
+    line.server.play({"marker": marker("killed"), "turns": ["(setsid sleep 600 &); sleep 30"] * 8})
+    wait_until(lambda: counted()[1] == 0, "an empty node")
+    before = counted()
+    rollouts = line.submit(line.experiment("killed", max_attempts=1), [ref], samples=16)
+
+    def in_run() -> bool:
+        rows = line.sql(
+            "SELECT count(*) FROM rollouts_attempt WHERE rollout_id = ANY(%s) AND stage = 'run' "
+            "AND state = 'running'",
+            rollouts,
+        )
+        return bool(rows[0][0] == 16)
+
+    wait_until(in_run, "sixteen rollouts in RUN", 180)
+    assert counted()[1] == 16
+    for name in ("init", "run", "eval"):
+        line.stack.started().kill(name)
+    line.ensure_up()
+    done = line.wait_done(rollouts, seconds=180)
+
+    assert {r["outcome"] for r in done} == {"infra_failed"}
+    wait_until(lambda: counted() == before, "the same counts as before", 120)
+    assert line.sandboxes_left(rollouts) == 0
+    metrics = httpx.get(
+        f"{line.stack.url}/metrics",
+        headers={"Authorization": f"Bearer {line.trainer.token}"},
+        timeout=10,
+    )
+    assert "prorl_sandboxes_leaked_total{" in metrics.text
