@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME ?= apptainer
 KEEP ?=
+BENCH ?=
 VAR ?= var
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup runtime demo up test test-fast lint types format doctor clean
+.PHONY: help setup runtime demo up test test-tools test-fast bench-sandbox lint types format doctor clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(VENV)/.runtime-installed: requirements.txt requirements-model.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +22,10 @@ $(VENV)/.runtime-installed: requirements.txt requirements-model.txt
 
 $(VENV)/.dev-installed: $(VENV)/.runtime-installed requirements-dev.txt
 	$(BIN)/pip install --quiet -r requirements-dev.txt
+	touch $@
+
+$(VENV)/.bench-installed: $(VENV)/.runtime-installed requirements-bench.txt
+	$(BIN)/pip install --quiet -r requirements-bench.txt
 	touch $@
 
 setup: $(VENV)/.runtime-installed runtime ## virtual environment, Apptainer, base image
@@ -39,11 +44,17 @@ up: setup ## the stack in the foreground, one log stream
 doctor: ## check this node and say how to mend what is missing
 	@PRORL_VAR=$(abspath $(VAR)) $(BIN)/python manage.py doctor
 
-test: $(VENV)/.dev-installed runtime lint ## all tests, on real PostgreSQL, Valkey, workers, Apptainer
+test: $(VENV)/.dev-installed runtime test-tools lint ## all tests, on real PostgreSQL, Valkey, workers, Apptainer
 	$(BIN)/python -m pytest
+
+test-tools: # a registry, skopeo and busybox, where they can be installed
+	@scripts/install-test-tools || [ "$$CI" != true ]
 
 test-fast: $(VENV)/.dev-installed ## the tests that need neither workers nor Apptainer
 	$(BIN)/python -m pytest -m "not sandbox and not broker and not browser and not slow"
+
+bench-sandbox: $(VENV)/.bench-installed runtime ## compare sandboxes with other ways (BENCH="--quick")
+	@exec $(BIN)/python -m benchmarks.sandbox --image $(VAR)/images/base $(BENCH)
 
 lint: $(VENV)/.dev-installed ## style, types, import contracts, migrations, API schema
 	$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""Comparisons that anybody can run again; no absolute promise is made here."""

@@ -1,0 +1,1 @@
+"""Compare our sandboxes with other ways, all interleaved in one run."""
