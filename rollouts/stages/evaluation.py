@@ -18,7 +18,15 @@ from rollouts.stages.initialisation import start_prepared_sandbox
 from rollouts.stages.lease import Held
 from rollouts.stages.network import reachable
 from sandboxes.models import Sandbox
-from sandboxes.runtime.exceptions import FileFault, FileMissing, OutputTooLarge, SandboxGone
+from sandboxes.runtime.exceptions import (
+    EnterFailed,
+    FileFault,
+    FileMissing,
+    ImageUnusable,
+    OutputTooLarge,
+    SandboxGone,
+    StartFailed,
+)
 from sandboxes.runtime.protocol import Runtime, SandboxHandle
 from sandboxes.services.lifecycle import find_sandbox
 from sandboxes.services.node import node_runtime
@@ -31,6 +39,16 @@ REWARD_FILE_BYTES = 64 * 1024
 TEST_LOG_BYTES = 256 * 1024
 LOG_CHARACTERS = 100_000
 MINIMUM_SECONDS = 1.0
+# Whatever the agent left there, links and old rewards included: no program of its own is asked.
+HIDDEN = ("/tests", "/logs", "/solution")
+# What an agent can bring about by breaking its system: no shell, no tar, no working directory.
+_BROKEN = (StartFailed, EnterFailed, FileFault, ImageUnusable)
+
+
+class GradingBroken(EvaluatorFault):
+    """Say that the sandbox which the agent left could not be started or entered for its tests."""
+
+    code = "evaluator.broken_sandbox"
 
 
 class GradingOverLimit(EvaluatorFault):
@@ -155,13 +173,29 @@ def _run_tests(held: Held, grading: _Grading, *, untouched: bool) -> Artefacts:
             code="sandbox.layer_missing",
             restart_from_init=True,
         )
+    layers = _layers(grading, grading.frozen, untouched=untouched)
+    try:
+        return _try_tests(held, grading, grading.sandbox, layers)
+    except _BROKEN as first:
+        if untouched or held.stopping():
+            raise
+        # Once more, so that no passing weakness of the node is held against the policy.
+        logger.info("rollout %s is tested again: %s", grading.rollout.id, first)
+    try:
+        return _try_tests(held, grading, grading.sandbox, layers)
+    except _BROKEN as again:
+        raise GradingBroken(f"what the agent left cannot be tested: {again}") from again
+
+
+def _try_tests(held: Held, grading: _Grading, sandbox: Sandbox, layers: Layers | None) -> Artefacts:
     try:
         handle = start_prepared_sandbox(
-            sandbox=grading.sandbox,
+            sandbox=sandbox,
             environment=grading.rollout.environment,
             payload=grading.rollout.group.task.payload,
             held=held,
-            layers=_layers(grading, grading.frozen, untouched=untouched),
+            layers=layers,
+            hidden=HIDDEN,
         )
         with reachable(handle, environment=grading.rollout.environment) as env:
             return _tested(held, grading, handle, env)
@@ -183,13 +217,6 @@ def _tested(
     held: Held, grading: _Grading, handle: SandboxHandle, env: Mapping[str, str]
 ) -> Artefacts:
     runtime = node_runtime()
-    runtime.exec(
-        handle,
-        ["rm", "-rf", "/tests", "/logs", "/solution"],
-        cwd="/",
-        timeout_seconds=60,
-        cancelled=held.stopping,
-    )
     files = {
         f"/tests/{path}": (content.data, content.mode)
         for path, content in decode_files(grading.tests).items()

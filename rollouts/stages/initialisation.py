@@ -61,8 +61,11 @@ def start_prepared_sandbox(
     payload: dict[str, Any],
     held: Held,
     layers: Layers | None = None,
+    hidden: tuple[str, ...] = (),
 ) -> SandboxHandle:
     """Start the instance of a sandbox row on the given layers, or on those of its setups.
+
+    `hidden` are folders at the root that begin empty.
 
     Setups run once on a node and are shared. Raises LeaseLost when the sandbox was given up
     meanwhile, SetupFailed, and the runtime's own faults; then the instance is removed by its row.
@@ -91,7 +94,7 @@ def start_prepared_sandbox(
             network=partial(reachable, environment=environment),
             deadline=Deadline(remaining_seconds=held.remaining_seconds, cancelled=held.stopping),
         )
-    handle = _start(runtime, spec, held, layers)
+    handle = _start(runtime, replace(spec, hidden=hidden), held, layers)
     with database():
         is_ready = mark_ready(sandbox_id=sandbox.id, handle=handle.as_dict(), layers=layers)
     if not is_ready:

@@ -66,5 +66,7 @@ def _fill(layout: Layout, spec: dict[str, Any]) -> None:
     folder.mkdir()
     for layer in reversed(find_layers(layout, spec["layers"], DRIVER)):
         subprocess.run(copy_argv(None, str(layer), str(folder)), check=True)
+    for path in spec["hidden"]:
+        subprocess.run(["/bin/rm", "-rf", "--", f"{folder}{path}"], check=True)
     for path in (spec["workdir"], _TMP, "/root"):
         subprocess.run(["/bin/mkdir", "-p", "--", f"{folder}{path}"], check=True)

@@ -7,7 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,13 +102,8 @@ class ApptainerRuntime(SpawnerRuntime):
         self._check_name(spec.name)
         if not spec.workdir.startswith("/"):
             raise StartFailed(f"workdir is not an absolute path: {spec.workdir!r}")
-        found = self._found_spec(spec, cancelled)
+        found = self._described(spec, cancelled)
         return self._hand_out(found) or self._start(found, timeout_seconds, cancelled)
-
-    def warm(self, spec: SandboxSpec, *, timeout_seconds: float) -> str:
-        """Start an instance ahead; see `Runtime.warm`."""
-        found = self._found_spec(spec, None)
-        return super().warm(replace(spec, image=found["image"]), timeout_seconds=timeout_seconds)
 
     def find_image(self, image: str) -> str:
         """Return the folder that sandboxes of an image start from; see `Runtime.find_image`."""
@@ -247,9 +242,10 @@ class ApptainerRuntime(SpawnerRuntime):
     def _tool_paths(self) -> dict[str, Any]:
         return asdict(self._tools())
 
-    def _found_spec(self, spec: SandboxSpec, cancelled: Cancelled | None) -> dict[str, Any]:
-        image = self._find_image(Path(spec.image), cancelled)
-        return spec.as_dict() | {"image": str(image)}
+    def _described(self, spec: SandboxSpec, cancelled: Cancelled | None) -> dict[str, Any]:
+        image = str(self._find_image(Path(spec.image), cancelled))
+        # A folder may be built anew in its place: what was started ahead is of the old one then.
+        return spec.as_dict() | {"image": image, "image_key": self.image_key(image)}
 
     def _tools(self) -> Tools:
         with self._lock:

@@ -41,7 +41,7 @@ class SpawnerRuntime:
         self._account = account
         make_root(self._layout.root, account)
         self._spawner = Spawner(root=self._layout.root, account=account)
-        self._layers = LayerStore(self._layout, self.discard_layer)
+        self._layers = LayerStore(self._layout, self._evict)
 
     @property
     def root(self) -> Path:
@@ -84,6 +84,9 @@ class SpawnerRuntime:
         """Delete unused prepared layers; see `Runtime.evict_layers`."""
         return self._layers.evict(keep_bytes=keep_bytes)
 
+    def _evict(self, reference: str) -> bool:
+        return bool(self._job("evict", reference=reference)["evicted"])
+
     def layer_bytes(self) -> int:
         """Return the bytes that the prepared layers take; see `Runtime.layer_bytes`."""
         return self._layers.size()
@@ -109,7 +112,7 @@ class SpawnerRuntime:
     def warm(self, spec: SandboxSpec, *, timeout_seconds: float) -> str:
         """Start an instance ahead; see `Runtime.warm`."""
         name = f"{self._prefix}{WARM}{uuid.uuid4().hex}"
-        self._start(spec.as_dict() | {"name": name}, timeout_seconds, None)
+        self._start(self._described(spec, None) | {"name": name}, timeout_seconds, None)
         return name
 
     def list_warm(self) -> dict[str, SandboxSpec]:
@@ -145,6 +148,10 @@ class SpawnerRuntime:
         return not (
             is_running(pid or keeper, int(record.get("start_ticks" if pid else "keeper_ticks", 0)))
         )
+
+    def _described(self, spec: SandboxSpec, _cancelled: Cancelled | None) -> dict[str, Any]:
+        """Return a spec as the spawner takes it."""
+        return spec.as_dict()
 
     def _hand_out(self, spec: Mapping[str, Any]) -> SandboxHandle | None:
         """Take an instance that was started ahead; None when none fits."""
@@ -207,5 +214,6 @@ def _handle(name: str, result: Mapping[str, Any]) -> SandboxHandle:
 
 
 def _spec_of(record: Mapping[str, Any]) -> SandboxSpec:
-    values = {key: record[key] for key in SHAPE} | {"layers": tuple(record["layers"])}
+    values = {key: record[key] for key in SHAPE}
+    values |= {key: tuple(record[key]) for key in ("layers", "hidden")}
     return SandboxSpec(name=record["name"], limits=Limits(**record["limits"]), **values)

@@ -103,7 +103,9 @@ class FakeRuntime:
                 raise StartFailed(f"the name {spec.name} is in use")
             if cancelled is not None and cancelled():
                 raise SandboxCancelled(f"the start of {spec.name} was given up")
+            below = tuple(f"{folder}/" for folder in spec.hidden)
             found = self.layers.merged(spec.layers)
+            found = {path: value for path, value in found.items() if not path.startswith(below)}
             handle = SandboxHandle(
                 name=spec.name, pid=next(self._pids), start_ticks=1, layer=spec.name
             )

@@ -22,6 +22,7 @@ from sandboxes.runtime.exceptions import (
     SandboxGone,
     StopFailed,
 )
+from sandboxes.runtime.layers import used_layers
 from sandboxes.runtime.layout import Layout, read_record, write_record
 from sandboxes.runtime.overlay import choose_driver, forget_driver
 from sandboxes.runtime.processes import await_end, is_running, kill_process, read_stat
@@ -102,6 +103,22 @@ def keep_layer(layout: Layout, record: dict[str, Any], building: Path, reference
     except OSError as fault:
         if fault.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+
+
+def evict(layout: Layout, channel: Channel, message: wire.Message) -> None:
+    """Delete a prepared layer unless something lies on it.
+
+    It is put out of sight before the last look: what wants it after that finds it missing, and
+    a start that found it has written so in its record before.
+    """
+    folder = layout.layer(message["reference"])
+    hidden = hide(layout, [folder])
+    if hidden and message["reference"] in used_layers(layout):
+        with suppress(OSError):
+            hidden[0].rename(folder)
+            hidden = []
+    succeed(channel, evicted=bool(hidden))
+    delete(tools_of(message), hidden)
 
 
 def discard(layout: Layout, channel: Channel, message: wire.Message) -> None:

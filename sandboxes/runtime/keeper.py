@@ -44,6 +44,7 @@ from sandboxes.runtime.overlay import (
     choose_driver,
     find_layers,
     forget_driver,
+    make_mask,
     mount_options,
 )
 from sandboxes.runtime.processes import (
@@ -266,6 +267,8 @@ class Keeper:
         check_layers(self._layout, self._tools, self._spec["layers"], driver)
         for part in ("upper", "work", "merged"):
             (self._folder / part).mkdir(mode=0o755)
+        if self._spec["hidden"]:
+            layers = [make_mask(self._folder / "mask", self._spec["hidden"]), *layers]
         return mount_options(
             self._layout, image=image, layers=layers, instance=self._folder, driver=driver
         )

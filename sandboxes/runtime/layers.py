@@ -26,11 +26,14 @@ def reference_of(key: str) -> str:
 
 
 class LayerStore:
-    """Look after the prepared layers below one root; `discard` deletes one by reference."""
+    """Look after the prepared layers below one root.
 
-    def __init__(self, layout: Layout, discard: Callable[[str], object]) -> None:
+    `evict` deletes one by reference unless it is used by then, and tells whether it did.
+    """
+
+    def __init__(self, layout: Layout, evict: Callable[[str], bool]) -> None:
         self._layout = layout
-        self._discard = discard
+        self._evict = evict
 
     def find(self, key: str) -> str | None:
         """Return the layer's reference when it is there, and note its use."""
@@ -70,7 +73,7 @@ class LayerStore:
 
     def evict(self, *, keep_bytes: int) -> int:
         """Delete unused prepared layers, oldest use first, until the rest takes `keep_bytes`."""
-        used = self.used()
+        used = used_layers(self._layout)
         layers = []
         total = 0
         for reference in self._layout.prepared():
@@ -85,9 +88,9 @@ class LayerStore:
                 break
             if reference in used or time.time() - last_used < GRACE_SECONDS:
                 continue
-            self._discard(reference)
-            total -= size
-            evicted += 1
+            if self._evict(reference):
+                total -= size
+                evicted += 1
         return evicted
 
     def size(self) -> int:
@@ -98,12 +101,13 @@ class LayerStore:
         )
         return sum(int(record.get("bytes", 0)) for record in records if record is not None)
 
-    def used(self) -> set[str]:
-        """Return the references that instances and other layers lie upon."""
-        found: set[str] = set()
-        for record in _records(self._layout):
-            found.update(str(reference) for reference in record.get("layers") or ())
-        return found
+
+def used_layers(layout: Layout) -> set[str]:
+    """Return the references that instances and other layers lie upon."""
+    found: set[str] = set()
+    for record in _records(layout):
+        found.update(str(reference) for reference in record.get("layers") or ())
+    return found
 
 
 def _records(layout: Layout) -> Iterator[dict[str, Any]]:

@@ -28,6 +28,7 @@ from sandboxes.runtime.layout import Layout, read_record, write_record
 DRIVER = KERNEL_DRIVER  # of a node that says nothing else
 CHOICE = "overlay.json"
 _SOUND = "sound"  # a file beside layer.json
+_OPAQUE = "user.overlay.opaque"  # https://docs.kernel.org/filesystems/overlayfs.html
 _SPECIAL = set(',:\\"')
 _OPTIONS_BYTES = 4000  # mount(2) takes one page
 _TRY_SECONDS = 30.0
@@ -168,6 +169,21 @@ def find_layers(layout: Layout, references: Sequence[str], driver: str) -> list[
             raise LayerMissing(f"layer {reference} was written by {record.get('driver')}")
         folders.append(folder / "diff")
     return folders
+
+
+def make_mask(folder: Path, hidden: Sequence[str]) -> Path:
+    """Make a layer under which these folders of the root begin empty; raises StartFailed.
+
+    Both drivers take a folder with this mark for one that hides what lies below it.
+    """
+    folder.mkdir()
+    for path in hidden:
+        name = path.removeprefix("/")
+        if not name or "/" in name or name in (".", ".."):
+            raise StartFailed(f"only a folder at the root can be hidden: {path!r}")
+        (folder / name).mkdir()
+        os.setxattr(folder / name, _OPAQUE, b"y")
+    return folder
 
 
 def mount_options(

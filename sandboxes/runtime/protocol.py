@@ -39,8 +39,9 @@ class SandboxSpec:
 
     `name` carries the runtime's prefix. `image` is a SIF file or an unpacked folder.
     `layers` are references that `Runtime.freeze` returned, topmost first. `workdir` is
-    made when missing and is where commands start. `gpu` passes the host's devices and
-    driver libraries through.
+    made when missing and is where commands start. `hidden` are folders at the root that
+    begin empty, whatever image and layers hold there, links included. `gpu` passes the
+    host's devices and driver libraries through.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SandboxSpec:
     gpu: Gpu = ""
     limits: Limits = field(default_factory=Limits)
     workdir: str = "/app"
+    hidden: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the description as JSON-able values."""
@@ -63,6 +65,7 @@ class SandboxSpec:
             "gpu": self.gpu,
             "limits": asdict(self.limits),
             "workdir": self.workdir,
+            "hidden": list(self.hidden),
         }
 
 

@@ -42,6 +42,7 @@ _JOBS: dict[str, Callable[[Layout, socket.socket, wire.Message], None]] = {
     "snapshot": live.snapshot,
     "listen": live.listen,
     "discard": jobs.discard,
+    "evict": jobs.evict,
     "sweep": jobs.sweep_trash,
 }
 

@@ -14,7 +14,7 @@ from sandboxes.runtime.layout import Layout, read_record, write_record
 from sandboxes.runtime.processes import is_running
 from sandboxes.runtime.protocol import SandboxSpec
 
-SHAPE = ("image", "layers", "network", "gpu", "workdir")
+SHAPE = ("image", "layers", "network", "gpu", "workdir", "hidden")
 
 
 def take(layout: Layout, channel: Channel, message: wire.Message) -> None:
@@ -51,7 +51,7 @@ def shape(spec: SandboxSpec) -> tuple[object, ...]:
 def _fits(record: dict[str, Any], spec: dict[str, Any]) -> bool:
     return (
         bool(record.get("ready"))
-        and all(record.get(key) == spec.get(key) for key in SHAPE)
+        and all(record.get(key) == spec.get(key) for key in (*SHAPE, "image_key"))
         and is_running(int(record["pid"]), int(record["start_ticks"]))
         and is_running(int(record["keeper_pid"]), int(record["keeper_ticks"]))
     )

@@ -70,7 +70,9 @@ def what_is_left(var: Path) -> list[str]:
     ]
     for folder in ("instances", "layers"):
         path = var / "node" / folder
-        left += [f"{folder} {each}" for each in (path.iterdir() if path.is_dir() else [])]
+        found = path.iterdir() if path.is_dir() else []
+        # What setups left is a cache: it stays for the next start.
+        left += [f"{folder} {each}" for each in found if not each.name.startswith("prepared-")]
     return left
 
 

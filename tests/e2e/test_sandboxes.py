@@ -140,6 +140,37 @@ def test_an_episode_is_branched_at_a_turn(
         line.trainer.call("DELETE", f"/snapshots/{asked['id']}/")
 
 
+def test_what_an_agent_plants_is_no_reward(
+    line: Line, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    ref = write_task(tmp_path, "plant", test="echo 0.25 > /logs/verifier/reward.txt")
+    import_folder("plant", tmp_path)
+    plant = (
+        "mkdir -p /logs/verifier; echo '{\"reward\": 1}' > /logs/verifier/reward.json; "
+        "ln -sf /bin/true /usr/local/sbin/rm; rm -rf /tests; ln -s /app /tests"
+    )
+    line.server.play({"marker": marker("plant"), "turns": [plant, "submit"]})
+
+    (rollout,) = line.wait_done(line.submit(line.experiment("plant"), [ref]))
+
+    assert (rollout["outcome"], rollout["reward"]) == ("scored", 0.25)
+
+
+@pytest.mark.parametrize("broken", ["tar", "sh", "mkdir"])
+def test_an_agent_that_breaks_its_system_pays_for_it(
+    line: Line, import_folder: ImportFolder, tmp_path: Path, broken: str
+) -> None:
+    name = f"brick-{broken}"
+    ref = write_task(tmp_path, name)
+    import_folder(name, tmp_path)
+    line.server.play({"marker": marker(name), "turns": [f"rm -f /bin/{broken}", "submit"]})
+    experiment = line.experiment(name, failure_reward=-1.0)
+
+    (rollout,) = line.wait_done(line.submit(experiment, [ref]), seconds=180)
+
+    assert (rollout["outcome"], rollout["reward"]) == ("scored", -1.0)
+
+
 def test_the_model_is_all_that_a_model_only_sandbox_reaches(
     line: Line, import_folder: ImportFolder, environment: Callable[..., str], tmp_path: Path
 ) -> None:

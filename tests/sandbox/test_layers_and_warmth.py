@@ -11,6 +11,7 @@ import pytest
 from sandboxes.runtime.apptainer import ApptainerRuntime
 from sandboxes.runtime.exceptions import (
     EnterFailed,
+    FileMissing,
     LayerMissing,
     SandboxCancelled,
     SandboxGone,
@@ -168,6 +169,72 @@ def test_a_snapshot_is_the_moment_and_the_sandbox_goes_on(runtime: Runtime, star
     runtime.exec(handle, ["chmod", "755", "d"], timeout_seconds=30)
     forget(runtime, copy)
     runtime.discard_layer(taken)
+
+
+@every_runtime
+def test_a_hidden_folder_begins_empty(runtime: Runtime, start: Start) -> None:
+    first = start()
+    runtime.write_files(first, {"/tests/old": (b"planted", 0o644), "/app/x": (b"1", 0o644)})
+    layer = runtime.freeze(first)
+
+    handle = start(layers=(layer,), hidden=("/tests", "/logs"))
+
+    with pytest.raises(FileMissing):
+        runtime.read_file(handle, "/tests/old", max_bytes=10)
+    runtime.write_file(handle, "/tests/new", b"ours")
+    assert runtime.read_file(handle, "/tests/new", max_bytes=10) == b"ours"
+    assert runtime.read_file(handle, "/app/x", max_bytes=10) == b"1"
+    for name in runtime.list():
+        runtime.stop(name)
+    runtime.discard_layer(layer)
+
+
+def test_a_link_of_the_agent_does_not_stand_for_a_hidden_folder(
+    runtime: Runtime, start: Start
+) -> None:
+    first = start()
+    runtime.exec(first, ["mkdir", "-p", "/elsewhere"], timeout_seconds=30)
+    runtime.exec(first, ["ln", "-s", "/elsewhere", "/tests"], cwd="/", timeout_seconds=30)
+    layer = runtime.freeze(first)
+
+    handle = start(layers=(layer,), hidden=("/tests",))
+    runtime.write_file(handle, "/tests/new", b"ours")
+
+    with pytest.raises(FileMissing):
+        runtime.read_file(handle, "/elsewhere/new", max_bytes=10)
+    for name in runtime.list():
+        runtime.stop(name)
+    runtime.discard_layer(layer)
+
+
+@pytest.mark.sandbox
+def test_only_folders_at_the_root_can_be_hidden(start_apptainer: Start) -> None:
+    for path in ("/", "/a/b", "/..", ""):
+        with pytest.raises(StartFailed, match="can be hidden"):
+            start_apptainer(hidden=(path,))
+
+
+def test_a_layer_that_is_used_by_now_is_not_evicted(
+    runtime: Runtime, start: Start, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandboxes.runtime.layers.GRACE_SECONDS", 0.0)
+    first = start()
+    runtime.write_file(first, "/app/x", b"1")
+    layer = runtime.freeze(first, key=key)
+    started: list[SandboxHandle] = []
+    decided = runtime._evict  # type: ignore[attr-defined]
+
+    def start_meanwhile(reference: str) -> bool:
+        started.append(start(layers=(layer,)))
+        return bool(decided(reference))
+
+    monkeypatch.setattr(runtime._layers, "_evict", start_meanwhile)  # type: ignore[attr-defined]
+
+    assert runtime.evict_layers(keep_bytes=-1) == 0
+
+    (handle,) = started
+    assert runtime.read_file(handle, "/app/x", max_bytes=10) == b"1"
+    assert runtime.find_layer(key) == layer
 
 
 @every_runtime

@@ -13,7 +13,7 @@ from rollouts.stages import evaluation, runner
 from rollouts.stages.evaluation import carry_out_eval
 from rollouts.stages.lease import Held
 from sandboxes.models import Sandbox
-from sandboxes.runtime.exceptions import SandboxGone
+from sandboxes.runtime.exceptions import EnterFailed, SandboxGone
 from sandboxes.runtime.protocol import SandboxHandle
 from tests.services.line import active_attempt, bring_to, make_experiment, make_group, make_node
 
@@ -345,3 +345,34 @@ def test_a_layer_that_is_not_there_sends_the_rollout_back_to_init(
     assert graded == []
     assert raised.value.code == "sandbox.layer_missing"
     assert Rollout.objects.get().state == "queued"
+
+
+def test_a_sandbox_that_cannot_be_entered_again_and_again_is_the_policys_fault(
+    claim: Claim, tests_that: Any
+) -> None:
+    graded = tests_that(on_the_agents=fail_to_enter, on_the_untouched=work)
+
+    carry_out_eval(Held(claim))
+
+    assert graded == [False, False, True]
+    expect_the_failure_reward("evaluator.broken_sandbox")
+
+
+def test_a_sandbox_that_cannot_be_entered_once_is_tested_again(
+    claim: Claim, tests_that: Any
+) -> None:
+    faults = iter([True])
+
+    def enter_the_second_time(held: Held, grading: Any) -> Artefacts:
+        return fail_to_enter(held, grading) if next(faults, False) else WORKS
+
+    graded = tests_that(on_the_agents=enter_the_second_time, on_the_untouched=work)
+
+    carry_out_eval(Held(claim))
+
+    assert graded == [False, False]
+    assert Rollout.objects.get().reward == 1.0
+
+
+def fail_to_enter(_held: Held, _grading: Any) -> Artefacts:
+    raise EnterFailed("no shell")
