@@ -102,6 +102,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 # 4. Broker and Celery ---------------------------------------------------------------------------
 BROKER_URL = ENV.text("BROKER_URL")
 CELERY_BROKER_URL = BROKER_URL
+CELERY_BROKER_TRANSPORT = (
+    "prorl_site.transport:Transport" if BROKER_URL.startswith(("redis://", "rediss://")) else None
+)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 # The sockets' patience is above the second that a consumer's BRPOP takes on an idle queue.
