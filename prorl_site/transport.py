@@ -20,9 +20,9 @@ class QoS(redis.QoS):
         try:
             super().restore_unacked(client)
         except Exception as fault:  # whatever goes wrong here must not end the worker
-            count = len(self._delivered)
-            logger.warning("%d messages are left to be sent again: %s", count, fault)
-            self._delivered.clear()
+            delivered = self._delivered or {}
+            logger.warning("%d messages are left to be sent again: %s", len(delivered), fault)
+            delivered.clear()
 
 
 class Channel(redis.Channel):

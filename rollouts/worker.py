@@ -20,6 +20,7 @@ from rollouts import queues
 from rollouts.checks import pool_errors
 from rollouts.services.messages import flush
 from rollouts.stages import process
+from sandboxes.runtime.open_files import raise_file_limit
 from sandboxes.services.node import close_node_runtime, node_runtime
 from sandboxes.services.warm import WarmKeeper
 
@@ -57,6 +58,7 @@ def _before_pool(sender: Any, **_: Any) -> None:
     _concurrency = int(sender.concurrency or 1)
     if _stage is None:
         return
+    raise_file_limit()
     if _prefork:
         _ending = os.pipe()
         # Here, so that it comes after Celery's own receiver, which closes the pool of connections.

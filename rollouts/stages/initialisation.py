@@ -90,6 +90,7 @@ def start_prepared_sandbox(
             runtime,
             spec,
             [environment_recipe(environment), task_recipe(payload)],
+            environment=environment,
             start=partial(_start, runtime, spec, held),
             network=partial(reachable, environment=environment),
             deadline=Deadline(remaining_seconds=held.remaining_seconds, cancelled=held.stopping),

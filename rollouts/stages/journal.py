@@ -1,7 +1,8 @@
 """The journal that a stage hands to its agent: each step is a row before the next begins."""
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rollouts.handlers.base import Action, JournaledTurn, Message
@@ -11,12 +12,16 @@ from rollouts.services.journal import Step, append_step, read_steps, run_seconds
 from rollouts.stages.database import database
 from sandboxes.runtime.sessions import ShellState
 
+MAX_SHELL_BYTES = 64 * 1024  # of one turn's shell state, as JSON
+_DROPPED = ("functions", "aliases", "options", "exports")  # in this order
+
 
 class StageJournal:
     """Write turns under the claim's lease, and read those of an earlier worker."""
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
+        # As written last, by whichever worker.
         self.shell_state: ShellState | None = None
         # Called with the number of turns done, once each is written.
         self.after_turn: Callable[[int, ShellState | None], None] | None = None
@@ -40,12 +45,15 @@ class StageJournal:
     def record_observed(
         self, turn: int, messages: Sequence[Message], shell_state: ShellState | None
     ) -> None:
-        """Write what the turn led to. Raises LeaseLost."""
+        """Write what the turn led to, and the shell's state where it changed. Raises LeaseLost."""
+        kept = self.shell_state if shell_state is None else bounded(shell_state)
+        is_new = kept is not None and kept != self.shell_state
         body = {
             "messages": [dict(message) for message in messages],
-            "shell": None if shell_state is None else shell_state.as_dict(),
+            "shell": kept.as_dict() if kept is not None and is_new else None,
         }
         self._append(Step(turn, "observed", body))
+        self.shell_state = kept
         if self.after_turn is not None:
             self.after_turn(turn + 1, shell_state)
 
@@ -96,6 +104,15 @@ class StageJournal:
                 )
             )
         return turns
+
+
+def bounded(state: ShellState) -> ShellState:
+    """Return a state without the parts that make it too large to be written; cwd always stays."""
+    for part in _DROPPED:
+        if len(json.dumps(state.as_dict())) <= MAX_SHELL_BYTES:
+            break
+        state = replace(state, **{part: ""})
+    return state
 
 
 def _generation(body: dict[str, Any]) -> Generation:

@@ -11,7 +11,8 @@ from typing import Self
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 16
+CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 600.0
 ACCEPT_AGAIN_SECONDS = 0.1
 LINGER_SECONDS = 5.0
@@ -42,13 +43,15 @@ class Listener:
         self.close()
 
     def close(self) -> None:
-        """Stop accepting and end every connection."""
+        """Stop accepting and end every connection; their threads end by themselves soon after."""
         with self._lock:
             self._closing.set()
             connections = list(self._open)
         for each in (self._server, *connections):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+        # Who accepts may wait for a slot, and a thread in a name's lookup frees its own late.
+        self._slots.release()
         self._thread.join()
         self._server.close()
 
@@ -63,12 +66,14 @@ class Listener:
         *,
         to_client: bytes = b"",
         to_upstream: bytes = b"",
+        more_to_upstream: int | None = None,
         half_open: bool = False,
     ) -> None:
         """Copy both ways until the upstream ended, or nothing moved for a while.
 
-        What is given is sent first. With `half_open` a client may go on sending to an upstream that
-        has said all. Closes `upstream`, whatever happens.
+        What is given is sent first. Of what the client sends later, `more_to_upstream` bytes pass,
+        or all. With `half_open` a client may go on sending to an upstream that has said all.
+        Closes `upstream`, whatever happens.
         """
         if not self._remember(upstream):
             upstream.close()
@@ -81,7 +86,7 @@ class Listener:
                 target=_answer, args=(upstream, client, moves, half_open), daemon=True
             )
             back.start()
-            _copy(client, upstream, moves)
+            _copy(client, upstream, moves, limit=more_to_upstream)
             back.join()
         finally:
             self._forget(upstream)
@@ -165,8 +170,10 @@ def _answer(upstream: socket.socket, client: socket.socket, moves: _Moves, half_
             client.shutdown(socket.SHUT_RD)
 
 
-def _copy(source: socket.socket, target: socket.socket, moves: _Moves) -> None:
-    """Copy until the end of one direction, and pass the end on."""
+def _copy(
+    source: socket.socket, target: socket.socket, moves: _Moves, limit: int | None = None
+) -> None:
+    """Copy until the end of one direction, and pass the end on; what exceeds a limit is dropped."""
     with suppress(OSError):
         while True:
             try:
@@ -179,6 +186,9 @@ def _copy(source: socket.socket, target: socket.socket, moves: _Moves) -> None:
             if not data:
                 break
             moves.note()
+            if limit is not None:
+                data = data[:limit]
+                limit -= len(data)
             target.sendall(data)
     with suppress(OSError):
         target.shutdown(socket.SHUT_WR)

@@ -11,11 +11,11 @@ from typing import Any
 
 from sandboxes.runtime import wire
 from sandboxes.runtime.argv import copy_argv
-from sandboxes.runtime.exceptions import StartFailed
-from sandboxes.runtime.jobs import Channel, remove, succeed
+from sandboxes.runtime.exceptions import SandboxCancelled
+from sandboxes.runtime.jobs import Channel, claim, remove, succeed
 from sandboxes.runtime.layout import Layout, read_record, write_record
 from sandboxes.runtime.overlay import find_layers
-from sandboxes.runtime.processes import kill_marked, read_stat
+from sandboxes.runtime.processes import kill_marked
 
 DRIVER = "local-copy"
 MARKER = "PRORL_LOCAL_SANDBOX"
@@ -31,26 +31,26 @@ def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
     """Make the folder, report the handle, and end what is left when the lifetime is over."""
     spec: dict[str, Any] = message["spec"]
     instance = layout.instance(spec["name"])
-    try:
-        instance.mkdir(mode=0o700)
-    except FileExistsError:
-        raise StartFailed(f"the name {spec['name']} is in use") from None
+    signal.signal(signal.SIGTERM, _give_up)  # a stop may come at once
+    record = claim(layout, spec)
     try:
         _fill(layout, spec)
-        stat = read_stat(os.getpid())
-        assert stat is not None
-        record = spec | {"pid": stat.pid, "start_ticks": stat.start_ticks, "driver": DRIVER}
-        record |= {"keeper_pid": stat.pid, "keeper_ticks": stat.start_ticks, "ready": True}
+        record |= {"pid": record["keeper_pid"], "start_ticks": record["keeper_ticks"]}
+        record |= {"driver": DRIVER, "ready": True}
         home = os.open(instance, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         write_record(instance / "record.json", record)
-        succeed(channel, pid=stat.pid, start_ticks=stat.start_ticks)
+        succeed(channel, pid=record["pid"], start_ticks=record["start_ticks"])
     except BaseException:
         remove(layout, None, [instance])
         raise
     channel.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _wait_for_lifetime(layout, Path(f"/proc/self/fd/{home}"), record)
+
+
+def _give_up(_number: int, _frame: object) -> None:
+    raise SandboxCancelled("the start was given up")
 
 
 def _wait_for_lifetime(layout: Layout, home: Path, record: dict[str, Any]) -> None:

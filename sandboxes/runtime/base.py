@@ -105,6 +105,14 @@ class SpawnerRuntime:
         ended = [name for name in self._layout.warm_names(self._prefix) if self._has_ended(name)]
         return sorted([*self._layout.names(self._prefix), *ended])
 
+    def unguarded(self) -> Names:
+        """Return the instances that run without their keeper; see `Runtime.unguarded`."""
+        return [name for name in self._layout.names(self._prefix) if self._is_unguarded(name)]
+
+    def sweep(self) -> None:
+        """Delete what killed removals left; see `Runtime.sweep`."""
+        self._job("sweep", cgroups=self._delegated())
+
     def list_layers(self) -> Names:
         """Return the references of the frozen layers on this node, sorted."""
         return self._layout.references()
@@ -137,17 +145,25 @@ class SpawnerRuntime:
         self._spawner.close()
 
     def _has_ended(self, name: str) -> bool:
-        """Tell whether neither the instance nor the keeper that starts it runs."""
+        """Tell whether an instance that nobody took has lost its first process or its keeper."""
         folder = self._layout.instance(name)
         record = read_record(folder / "record.json")
         if record is None:  # its keeper is about to write it, or it died before it did
             with suppress(FileNotFoundError):
                 return time.time() - folder.stat().st_mtime > _RECORD_SECONDS
             return False
-        pid, keeper = int(record.get("pid", 0)), int(record.get("keeper_pid", 0))
-        return not (
-            is_running(pid or keeper, int(record.get("start_ticks" if pid else "keeper_ticks", 0)))
-        )
+        if not is_running(int(record["keeper_pid"]), int(record["keeper_ticks"])):
+            return True
+        return "pid" in record and not is_running(int(record["pid"]), int(record["start_ticks"]))
+
+    def _is_unguarded(self, name: str) -> bool:
+        record = read_record(self._layout.instance(name) / "record.json")
+        if record is None or "pid" not in record:
+            return False
+        # The keeper first: it ends after its instance, so one that is gone while that runs is lost.
+        if is_running(int(record["keeper_pid"]), int(record["keeper_ticks"])):
+            return False
+        return is_running(int(record["pid"]), int(record["start_ticks"]))
 
     def _described(self, spec: SandboxSpec, _cancelled: Cancelled | None) -> dict[str, Any]:
         """Return a spec as the spawner takes it."""

@@ -1,7 +1,8 @@
 """Find a command's end in what its shell prints: a marker nobody can guess.
 
 A marker is `RS token : code : directory RS token RS` (RS is 0x1e). The token is made of digits
-only, so that no mode of a terminal (upper case, for one) changes it on its way.
+only, so that no mode of a terminal (upper case, for one) changes it on its way. The code is 0 to
+255: what has another there is output.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from sandboxes.runtime.streams import HeadTail
 TOKEN_DIGITS = 20
 
 _RS = b"\x1e"
-_STALE = re.compile(rb"\x1e\d{20}:\d+:[^\x1e]*\x1e\d{20}\x1e")
+_CODE = rb"(?:[01]?\d?\d|2[0-4]\d|25[0-5])"
+_STALE = re.compile(rb"\x1e\d{20}:" + _CODE + rb":[^\x1e]*\x1e\d{20}\x1e")
 # A marker holds a directory (PATH_MAX is 4096): what is longer than this is no marker.
 _MARK_BYTES = 4096 + 64
 
@@ -33,8 +35,8 @@ class Capture:
     """
 
     def __init__(self, token: str, limit: int, *, held: bytes = b"") -> None:
-        self._begin = _RS + token.encode() + b":"
-        self._end = _RS + token.encode() + _RS
+        mark = re.escape(_RS + token.encode())
+        self._marker = re.compile(mark + rb":(" + _CODE + rb"):(.*?)" + mark + _RS, re.DOTALL)
         self._kept = HeadTail(limit)
         self.held = held  # may be the beginning of a marker
         self.code: int | None = None
@@ -46,14 +48,12 @@ class Capture:
             self._kept.feed(data)
             return False
         data = self.held + data
-        start = data.find(self._begin)
-        end = data.find(self._end, start) if start >= 0 else -1
-        if end >= 0:
-            code, _, cwd = data[start + len(self._begin) : end].partition(b":")
-            self.code = int(code)
-            self.cwd = cwd.decode("utf-8", "replace")
-            if start:
-                self._kept.feed(_STALE.sub(b"", data[:start]))
+        found = self._marker.search(data)
+        if found is not None:
+            self.code = int(found[1])
+            self.cwd = found[2].decode("utf-8", "replace")
+            if found.start():
+                self._kept.feed(_STALE.sub(b"", data[: found.start()]))
             self.held = b""
             return True
         data = _STALE.sub(b"", data)

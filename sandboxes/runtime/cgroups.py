@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -178,15 +178,18 @@ def remove(folders: Mapping[str, str]) -> bool:
     return not left
 
 
-def sweep(delegated: Mapping[str, str], used: Iterable[str]) -> int:
-    """Remove the groups below the delegated folders whose names are not used; returns how many."""
-    names = {SERVICE, *used}
-    gone = 0
-    for parent in sorted(set(delegated.values())):
-        for folder in _children(Path(parent)):
-            if folder.name not in names:
-                gone += remove({"": str(folder)})
-    return gone
+def sweep(delegated: Mapping[str, str], used: Callable[[], Collection[str]]) -> int:
+    """Remove the groups below the delegated folders whose names are not used; returns how many.
+
+    `used` is asked after the groups were listed, since a name is taken before its group is made,
+    and once more for what is left: a folder that is renamed meanwhile may escape one look.
+    """
+    parents = [Path(parent) for parent in sorted(set(delegated.values()))]
+    found = [group for parent in parents for group in _children(parent) if group.name != SERVICE]
+    for _ in range(2):
+        names = used() if found else ()
+        found = [group for group in found if group.name not in names]
+    return sum(remove({"": str(group)}) for group in found)
 
 
 def _remove(folder: Path) -> bool:

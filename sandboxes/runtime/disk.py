@@ -15,7 +15,7 @@ _LOW_BYTES = 1024**3
 _LOW_FILES = 10_000
 _LOW_SHARE = 0.02
 _LONG_PATH = 3000  # the kernel takes 4095 bytes, of which a name may be 255
-_PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 60.0
 
 
 @dataclass
@@ -111,7 +111,7 @@ def is_low(folder: Path) -> bool:
 
 def is_emptied(trash: Path) -> bool:
     """Tell whether folders are being deleted, or were given up a minute ago at most."""
-    limit = time.time() - _PATIENCE_SECONDS
+    limit = time.time() - PATIENCE_SECONDS
     with suppress(OSError):
         for entry in trash.iterdir():
             with suppress(OSError):
@@ -149,7 +149,7 @@ class Board:
         most = 0
         for file in instances.glob(f"*/{self.NAME}"):
             with suppress(OSError, ValueError):
-                if file.stat().st_mtime < since < time.time() < since + _PATIENCE_SECONDS:
+                if file.stat().st_mtime < since < time.time() < since + PATIENCE_SECONDS:
                     return False
                 most = max(most, int(file.read_text()))
         return taken > 0 and taken >= most

@@ -16,6 +16,8 @@ from sandboxes.runtime.processes import all_pids
 _CLONE_NEWIPC = 0x08000000
 _CLONE_NEWUSER = 0x10000000
 _ANSWER_BYTES = 4096
+# A process that ended, or is another user's: any other fault is the reader's own.
+_NOT_SEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 class View:
@@ -83,11 +85,11 @@ def namespace_members(pid: int) -> list[int]:
     """Return the processes in the pid namespace of `pid`, those that entered it included."""
     try:
         wanted = Path(f"/proc/{pid}/ns/pid").stat().st_ino
-    except OSError:
+    except _NOT_SEEN:
         return []
     members = []
     for member in all_pids():
-        with suppress(OSError):
+        with suppress(*_NOT_SEEN):
             if Path(f"/proc/{member}/ns/pid").stat().st_ino == wanted:
                 members.append(member)
     return members

@@ -20,6 +20,7 @@ from sandboxes.runtime.exceptions import (
     LayerMissing,
     SandboxFault,
     SandboxGone,
+    StartFailed,
     StopFailed,
 )
 from sandboxes.runtime.layers import used_layers
@@ -30,6 +31,9 @@ from sandboxes.runtime.usage import folder_bytes
 
 KILL_SECONDS = 10.0
 REMOVE_SECONDS = 300.0
+SNAPSHOT = "snapshot-"  # what is built in the folder for temporary files, by how it begins
+_CLAIM = "start-"
+_BUILD_SECONDS = 3600.0
 
 Channel = Any
 Job = Callable[[Layout, Channel, wire.Message], None]
@@ -53,6 +57,28 @@ def _report(channel: Channel, code: str, text: str) -> None:
 def succeed(channel: Channel, **value: Any) -> None:
     """Report the result of a job; raises OSError when nobody listens any more."""
     wire.send(channel, {"event": "result", **value})
+
+
+def claim(layout: Layout, spec: dict[str, Any]) -> dict[str, Any]:
+    """Take an instance's name for this process, its keeper; returns the record of its folder.
+
+    The folder appears with the record in it: who stops it at any time finds whom to end. Raises
+    StartFailed.
+    """
+    own, name = read_stat(os.getpid()), spec["name"]
+    assert own is not None
+    record = spec | {"keeper_pid": own.pid, "keeper_ticks": own.start_ticks}
+    building = layout.root / "tmp" / f"{_CLAIM}{uuid.uuid4().hex}"
+    try:
+        building.mkdir(mode=0o700)
+        write_record(building / "record.json", record)
+        building.rename(layout.instance(name))
+    except OSError as fault:
+        shutil.rmtree(building, ignore_errors=True)
+        if fault.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise StartFailed(f"the name {name} is in use") from None
+        raise StartFailed(f"{name} could not be started: {fault}") from None
+    return record
 
 
 def find_driver(layout: Layout, channel: Channel, message: wire.Message) -> None:
@@ -132,14 +158,24 @@ def discard(layout: Layout, channel: Channel, message: wire.Message) -> None:
 
 
 def sweep_trash(layout: Layout, channel: Channel, message: wire.Message) -> None:
-    """Delete what a killed removal left, older than the longest removal."""
+    """Delete what killed removals, copies and starts left, older than the longest of them."""
     delegated = message.get("cgroups") or {}
-    cgroups.sweep(delegated, used_groups(layout))
-    limit = time.time() - REMOVE_SECONDS
-    old = [path for path in (layout.root / "trash").iterdir() if path.lstat().st_ctime < limit]
-    if old:
-        run_tool(remove_argv(tools_of(message), [str(path) for path in old]))
+    cgroups.sweep(delegated, lambda: used_groups(layout))
+    old = _older(layout.root / "trash", REMOVE_SECONDS)
+    for kind in (SNAPSHOT, _CLAIM):
+        old += _older(layout.root / "tmp", _BUILD_SECONDS, f"{kind}*")
+    delete(tools_of(message), old)
     succeed(channel)
+
+
+def _older(folder: Path, seconds: float, pattern: str = "*") -> list[Path]:
+    """Return what lies in a folder unchanged for some time; others delete there meanwhile."""
+    limit, found = time.time() - seconds, []
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            if path.lstat().st_ctime < limit:
+                found.append(path)
+    return found
 
 
 def used_groups(layout: Layout) -> set[str]:

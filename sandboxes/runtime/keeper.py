@@ -36,7 +36,7 @@ from sandboxes.runtime.cgroups import Group
 from sandboxes.runtime.confine import confine
 from sandboxes.runtime.exceptions import EnterFailed, SandboxCancelled, StartFailed, StartTimeout
 from sandboxes.runtime.inside import View
-from sandboxes.runtime.jobs import Channel, remove, succeed
+from sandboxes.runtime.jobs import Channel, claim, remove, succeed
 from sandboxes.runtime.layout import Layout, read_record, write_record
 from sandboxes.runtime.overlay import (
     check_image,
@@ -64,15 +64,13 @@ ENTRY_ENGINE = "engine"
 def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
     """Start an instance, report its handle, and guard it to its end."""
     tools, spec = Tools(**message["tools"]), message["spec"]
-    folder = layout.instance(spec["name"])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a stop may come at once
+    record = claim(layout, spec)
     try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        raise StartFailed(f"the name {spec['name']} is in use") from None
-    try:
-        keeper = Keeper(layout, tools, channel, spec, deadline=message["timeout_seconds"])
+        keeper = Keeper(layout, tools, channel, record, deadline=message["timeout_seconds"])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     except OSError as fault:  # on a full disk it has not even its own files
-        remove(layout, tools, [folder])
+        remove(layout, tools, [layout.instance(spec["name"])])
         raise StartFailed(f"{spec['name']} could not be started: {fault}") from None
     keeper.make_groups(message.get("cgroups") or {})
     try:
@@ -119,12 +117,9 @@ class Keeper:
 
     def start(self) -> dict[str, Any]:
         """Start the instance and make its working directory; returns the record."""
-        own = read_stat(os.getpid())
-        assert own is not None
         self._record = dict(self._spec)
         driver = choose_driver(self._layout, self._tools)
-        self._record |= {"keeper_pid": own.pid, "keeper_ticks": own.start_ticks, "driver": driver}
-        self._record["cgroups"] = self._group.folders
+        self._record |= {"driver": driver, "cgroups": self._group.folders}
         self._write()
         options = self._prepare(driver)
         merged = str((self._folder / "merged").relative_to(self._layout.root))

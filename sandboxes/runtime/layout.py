@@ -98,11 +98,14 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Read a JSON record; None when it is missing, huge, or no object."""
+    """Read a JSON record; None when it is missing, huge, or no object.
+
+    Raises OSError when it is there and cannot be read now: that is not its end.
+    """
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_RECORD_BYTES + 1)
         value = json.loads(data) if len(data) <= MAX_RECORD_BYTES else None
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return None
     return value if isinstance(value, dict) else None

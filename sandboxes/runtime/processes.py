@@ -32,10 +32,14 @@ class _Descriptor:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return what /proc/PID/stat says, or None when there is no such process."""
+    """Return what /proc/PID/stat says, or None when there is no such process.
+
+    Raises OSError for any other trouble, such as too many open files: that is the reader's, and
+    says nothing about the process.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text[text.rfind(")") + 2 :].split()
     if len(fields) < 20:
@@ -72,11 +76,12 @@ def all_pids() -> list[int]:
 
 
 def all_stats() -> Iterator[ProcessStat]:
-    """Yield every process that /proc shows."""
+    """Yield every process that /proc shows; where it hides other users' (hidepid), only ours."""
     for pid in all_pids():
-        stat = read_stat(pid)
-        if stat is not None:
-            yield stat
+        with suppress(PermissionError):
+            stat = read_stat(pid)
+            if stat is not None:
+                yield stat
 
 
 def kill_process(pid: int, start_ticks: int, *, wait_seconds: float) -> bool:
@@ -121,7 +126,7 @@ def kill_marked(marker: str, *, rounds: int = 5) -> None:
     for _ in range(rounds):
         found = []
         for stat in all_stats():
-            with suppress(OSError):
+            with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
                 environment = Path(f"/proc/{stat.pid}/environ").read_bytes().split(b"\0")
                 if stat.pid != os.getpid() and stat.state not in "ZX" and wanted in environment:
                     found.append(stat)

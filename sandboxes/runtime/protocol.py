@@ -284,6 +284,14 @@ class Runtime(Protocol):
         """Return the names that `stop` has something to do for, sorted; warm ones excepted."""
         ...
 
+    def unguarded(self) -> Names:
+        """Return the handed-out sandboxes that run though what keeps their limits was killed."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what killed removals left; raises StopFailed."""
+        ...
+
     def list_layers(self) -> Names:
         """Return the references of the frozen layers on this node, sorted."""
         ...

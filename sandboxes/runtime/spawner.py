@@ -25,6 +25,7 @@ from sandboxes.runtime.exceptions import (
     SandboxFault,
     StartTimeout,
 )
+from sandboxes.runtime.open_files import found_file_limit
 from sandboxes.runtime.sessions import Cancelled
 
 START_SECONDS = 30.0
@@ -230,6 +231,7 @@ class Spawner:
                 [
                     *(sys.executable, "-m", "sandboxes.runtime.spawner_server"),
                     *(str(theirs.fileno()), str(self._root), str(uid), str(gid)),
+                    str(found_file_limit()),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

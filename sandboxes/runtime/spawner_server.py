@@ -1,6 +1,7 @@
 """The spawner's own process: one thread, one loop, no way back to root.
 
-Run as `python -m sandboxes.runtime.spawner_server FD ROOT UID GID`. Each request comes
+Run as `python -m sandboxes.runtime.spawner_server FD ROOT UID GID FILES`, where FILES is
+the soft limit of open files that programs get. Each request comes
 with a channel of its own; closing the channel ends what was started through it. When the
 worker dies (end of the control stream) its children are ended; keepers and their
 instances, sessions of their own, go on.
@@ -30,7 +31,7 @@ from sandboxes.runtime.exceptions import EnterFailed
 from sandboxes.runtime.layout import Layout
 from sandboxes.runtime.processes import kill_sessions
 
-_FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)  # as we found them: for children
+_FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 _MOST_FILES = 65536
 _RESERVED = range(3, 16)  # kept busy, so that a passed descriptor never meets its target
 _JOBS: dict[str, Callable[[Layout, socket.socket, wire.Message], None]] = {
@@ -60,7 +61,7 @@ class _Child:
 def _limit_child(message: wire.Message) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     confine(message.get("limits") or {})
-    resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMITS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[5]), _FILE_LIMITS[1]))
 
 
 def _kill(children: list[_Child]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from sandboxes.runtime.cgroups import Group
 from sandboxes.runtime.confine import raise_score
 from sandboxes.runtime.disk import (
+    PATIENCE_SECONDS,
     Board,
     deleted_bytes,
     folder_bytes,
@@ -178,14 +179,19 @@ class _NodeDisk:
     def __init__(self, layer: _Layer, home: Path, instances: Path) -> None:
         self._layer, self._home, self._instances = layer, home, instances
         self._board = Board(home)
+        self._low_since: float | None = None
         self._since: float | None = None
 
     def look(self) -> tuple[str, float]:
-        # Folders that are being deleted make room, and end the need for it.
-        if not is_low(self._home) or is_emptied(self._instances.parent / "trash"):
+        low, now = is_low(self._home), time.time()
+        self._low_since = (self._low_since or now) if low else None
+        # Folders that are being deleted make room, and end the need for it; where some always
+        # are, that is no reason to wait for ever.
+        waits = self._low_since is not None and now - self._low_since < PATIENCE_SECONDS
+        if not low or (waits and is_emptied(self._instances.parent / "trash")):
             self._since = None
             return "", _NODE_SECONDS
-        self._since = self._since or time.time()
+        self._since = self._since or now
         taken = self._layer.taken()
         self._board.put(taken)
         largest = self._board.is_largest(taken, self._instances, self._since)

@@ -147,10 +147,28 @@ def sweep_node() -> int:
         if leaked:
             Node.objects.filter(name=settings.NODE_NAME).update(leaked=F("leaked") + leaked)
             release_connection()
-        removed += _sweep_layers(runtime)
+        removed += _stop_unguarded(runtime) + _sweep_layers(runtime)
+        try:
+            runtime.sweep()
+        except SandboxFault:
+            logger.exception("what killed removals left could not be removed")
         return removed + runtime.evict_layers(keep_bytes=settings.LAYER_CACHE_BYTES)
     finally:
         _sweeping.release()
+
+
+def _stop_unguarded(runtime: Runtime) -> int:
+    """Stop sandboxes that nothing holds to their lifetime and limits any more."""
+    stopped = 0
+    for name in runtime.unguarded():
+        logger.warning("instance %s lost its watchdog: stopped", name)
+        try:
+            runtime.stop(name)
+        except SandboxFault:
+            logger.exception("instance %s could not be removed", name)
+            continue
+        stopped += 1
+    return stopped
 
 
 def _sweep_layers(runtime: Runtime) -> int:

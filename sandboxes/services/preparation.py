@@ -2,17 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from sandboxes.models import Environment
-from sandboxes.runtime.exceptions import SetupFailed
+from sandboxes.runtime.exceptions import SandboxCancelled, SetupFailed
 from sandboxes.runtime.protocol import ExecResult, Runtime, SandboxHandle, SandboxSpec
 
 SETUP_FOLDER = "/setup"
 SETUP_OUTPUT_BYTES = 64 * 1024
-KEY_VERSION = 1  # raise it when a setup is carried out in another way
+KEY_VERSION = 2  # raise it when a setup is carried out in another way
 
 Layers = tuple[str, ...]
 Start = Callable[[Layers], SandboxHandle]
@@ -61,15 +62,73 @@ def environment_recipe(environment: Environment) -> Recipe:
     return Recipe(kind="environment", script=environment.setup)
 
 
-def base_key(runtime: Runtime, spec: SandboxSpec) -> str:
-    """Return what tells an unprepared sandbox from another: image and working directory."""
-    return json.dumps([runtime.image_key(spec.image), spec.workdir])
+@dataclass(eq=False)
+class _Waiter:
+    failure: SetupFailed | None = None
+
+    def share(self) -> None:
+        """Raise the failure that happened while the caller waited, if any."""
+        if self.failure is not None:
+            raise SetupFailed(str(self.failure), timed_out=self.failure.timed_out) from self.failure
 
 
-def find_layers(runtime: Runtime, spec: SandboxSpec, recipes: Sequence[Recipe]) -> Layers | None:
+class _Failures:
+    """Tell those of this process who wait for a setup that it failed meanwhile.
+
+    Who comes later carries it out anew: what it lacked may be there then.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[_Waiter]] = {}
+
+    @contextmanager
+    def waiting(self, key: str) -> Iterator[_Waiter]:
+        """Count the caller among those who wait; what it gets holds a failure from then on."""
+        waiter = _Waiter()
+        with self._lock:
+            self._waiting.setdefault(key, []).append(waiter)
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                self._waiting[key].remove(waiter)
+                if not self._waiting[key]:
+                    del self._waiting[key]
+
+    def tell(self, key: str, failure: SetupFailed) -> None:
+        """Pass a failure on to all who wait now."""
+        with self._lock:
+            for waiter in self._waiting.get(key, ()):
+                waiter.failure = failure
+
+
+_failures = _Failures()
+
+
+def base_key(runtime: Runtime, spec: SandboxSpec, environment: Environment) -> str:
+    """Return what tells an unprepared sandbox from another, as far as a setup may notice it.
+
+    Image and working directory, and what it reaches: network, listed hosts, GPU.
+    """
+    return json.dumps(
+        [
+            runtime.image_key(spec.image),
+            spec.workdir,
+            spec.network,
+            spec.gpu,
+            environment.network,
+            sorted(environment.egress_hosts),
+        ]
+    )
+
+
+def find_layers(
+    runtime: Runtime, spec: SandboxSpec, recipes: Sequence[Recipe], *, environment: Environment
+) -> Layers | None:
     """Return the prepared layers of these setups, topmost first; None when one is missing."""
     layers: Layers = ()
-    key = base_key(runtime, spec)
+    key = base_key(runtime, spec, environment)
     for recipe in filter(None, recipes):
         key = recipe.key(base=key)
         found = runtime.find_layer(key)
@@ -84,6 +143,7 @@ def prepare_layers(
     spec: SandboxSpec,
     recipes: Sequence[Recipe],
     *,
+    environment: Environment,
     start: Start,
     network: Network,
     deadline: Deadline,
@@ -91,23 +151,31 @@ def prepare_layers(
     """Return the prepared layers of these setups, topmost first; the missing ones are made.
 
     One process of the node makes a layer while the others wait for it; `start` starts a sandbox
-    on given layers for that, which is gone afterwards. Raises SetupFailed and the runtime's
-    faults.
+    on given layers for that, which is gone afterwards. Raises SetupFailed, also when the setup
+    failed for another caller while this one waited, and the runtime's faults.
     """
     layers: Layers = ()
-    key = base_key(runtime, spec)
+    key = base_key(runtime, spec, environment)
     for recipe in filter(None, recipes):
         key = recipe.key(base=key)
         found = runtime.find_layer(key)
         if found is None:
-            with runtime.hold_layer(
-                key, timeout_seconds=deadline.seconds(), cancelled=deadline.cancelled
+            with (
+                _failures.waiting(key) as waiter,
+                runtime.hold_layer(
+                    key, timeout_seconds=deadline.seconds(), cancelled=deadline.cancelled
+                ),
             ):
                 found = runtime.find_layer(key)
                 if found is None:
+                    waiter.share()
                     handle = start(layers)
-                    with network(handle) as env:
-                        carry_out(runtime, handle, recipe, env=env, deadline=deadline)
+                    try:
+                        with network(handle) as env:
+                            carry_out(runtime, handle, recipe, env=env, deadline=deadline)
+                    except SetupFailed as failure:
+                        _failures.tell(key, failure)
+                        raise
                     found = runtime.freeze(handle, key=key)
         layers = (found, *layers)
     return layers
@@ -121,7 +189,7 @@ def carry_out(
     env: Mapping[str, str],
     deadline: Deadline,
 ) -> None:
-    """Run one setup in a sandbox. Raises SetupFailed."""
+    """Run one setup in a sandbox. Raises SetupFailed, and SandboxCancelled when it was stopped."""
     script = f"{SETUP_FOLDER}/.{recipe.kind}-setup.sh"
     files = {f"{SETUP_FOLDER}/{path}": content for path, content in recipe.files.items()}
     if recipe.script.strip():
@@ -136,6 +204,8 @@ def carry_out(
             output_bytes=SETUP_OUTPUT_BYTES,
             cancelled=deadline.cancelled,
         )
+        if result.cancelled:
+            raise SandboxCancelled(f"The {recipe.kind}'s setup was stopped.")
         if result.exit_code != 0:
             raise _failure(recipe, result)
     runtime.exec(handle, ["rm", "-rf", SETUP_FOLDER], cwd="/", timeout_seconds=60)

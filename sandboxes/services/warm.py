@@ -117,7 +117,9 @@ def _wanted() -> dict[tuple[object, ...], tuple[int, SandboxSpec]]:
     for environment in environments:
         spec = sandbox_spec(name="warm", environment=environment)
         try:
-            layers = find_layers(runtime, spec, [environment_recipe(environment)])
+            layers = find_layers(
+                runtime, spec, [environment_recipe(environment)], environment=environment
+            )
             if layers is None:  # its first rollout makes them
                 continue
             limits = replace(spec.limits, lifetime_seconds=LIFETIME_SECONDS)

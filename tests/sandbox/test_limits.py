@@ -357,9 +357,9 @@ def test_groups_that_nobody_uses_are_swept(
     leave_group(delegated, f"{PREFIX}stale")
     assert groups_of(node) > before
 
-    node.prepare()
+    node.sweep()
 
-    assert eventually(lambda: groups_of(node) == before)
+    assert groups_of(node) == before
     assert node.alive(neighbour)
 
 

@@ -22,6 +22,7 @@ from sandboxes.services.preparation import (
 )
 
 SPEC = SandboxSpec(name="spec", image="base")
+ENVIRONMENT = Environment(name="e", version=1)
 SETUP = Recipe(kind="environment", script="apt-get install x\n")
 TASK = Recipe(kind="task", script="", files={"data/in.txt": (b"1 2 3", 0o644)})
 
@@ -89,11 +90,17 @@ class Caller:
         yield {}
         self.reached.append("closed")
 
-    def prepare(self, *recipes: Recipe, spec: SandboxSpec = SPEC) -> Layers:
+    def prepare(
+        self,
+        *recipes: Recipe,
+        spec: SandboxSpec = SPEC,
+        environment: Environment = ENVIRONMENT,
+    ) -> Layers:
         return prepare_layers(
             self.node,
             spec,
             recipes,
+            environment=environment,
             start=self.start,
             network=self.network,
             deadline=Deadline(
@@ -110,14 +117,14 @@ def test_nothing_to_do_is_no_layer_and_no_sandbox(node: Node) -> None:
     ]
 
     assert caller.prepare(*nothing) == ()
-    assert find_layers(node, SPEC, nothing) == ()
+    assert find_layers(node, SPEC, nothing, environment=ENVIRONMENT) == ()
     assert (caller.started, caller.reached, node.calls) == ([], [], [])
 
 
 def test_each_setup_is_a_layer_on_the_one_before_and_leaves_no_trace_of_itself(node: Node) -> None:
     caller = Caller(node)
     task = Recipe(kind="task", script="make", files=TASK.files)
-    assert find_layers(node, SPEC, [SETUP, task]) is None
+    assert find_layers(node, SPEC, [SETUP, task], environment=ENVIRONMENT) is None
 
     layers = caller.prepare(SETUP, task)
 
@@ -135,8 +142,8 @@ def test_each_setup_is_a_layer_on_the_one_before_and_leaves_no_trace_of_itself(n
     assert node.ran[1][2]["/setup/data/in.txt"] == (b"1 2 3", 0o644)
     assert [node.files_of(each) for each in layers] == [["/installed"]] * 2
     assert node.sandboxes == {}
-    assert find_layers(node, SPEC, [SETUP, task]) == layers
-    assert find_layers(node, SPEC, [SETUP]) == (below,)
+    assert find_layers(node, SPEC, [SETUP, task], environment=ENVIRONMENT) == layers
+    assert find_layers(node, SPEC, [SETUP], environment=ENVIRONMENT) == (below,)
 
 
 def test_what_is_there_is_taken_and_only_what_is_missing_is_made(node: Node) -> None:
@@ -212,11 +219,12 @@ def test_a_setup_that_does_not_end_says_so(node: Node) -> None:
     assert node.made == []
 
 
-def test_of_two_who_wait_the_second_makes_what_the_first_could_not(node: Node) -> None:
-    first, second = Caller(node, "a"), Caller(node, "b")
+def while_another_waits(
+    node: Node, first: Caller, second: Caller
+) -> tuple[BaseException | Layers, BaseException | Layers]:
+    """Let the second begin to wait once the first holds the layer; return what both get."""
     waits = threading.Event()
     second.cancelled = lambda: bool(waits.set())  # it is asked while it waits
-    answers = iter([Answer(exit_code=1), Answer()])
     start = first.start
 
     def start_once_the_other_waits(layers: Layers) -> SandboxHandle:
@@ -224,20 +232,46 @@ def test_of_two_who_wait_the_second_makes_what_the_first_could_not(node: Node) -
         return start(layers)
 
     first.start = start_once_the_other_waits  # type: ignore[method-assign]
-    node.answer = lambda: next(answers)
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(first.prepare, SETUP)
         assert node.looked_up.acquire(timeout=30)
         assert node.looked_up.acquire(timeout=30)  # the first holds the layer now
         two = pool.submit(second.prepare, SETUP)
+        return one.exception(timeout=60) or one.result(), two.exception(timeout=60) or two.result()
 
-        assert isinstance(one.exception(timeout=60), SetupFailed)
-        assert two.result(timeout=60) == tuple(node.made)
-    assert [name for name, _command, _files in node.ran] == ["a", "b"]
+
+def test_of_two_who_wait_the_second_makes_what_the_first_could_not(node: Node) -> None:
+    first, second = Caller(node, "a"), Caller(node, "b")
+    node.fail_next("start", StartTimeout("the node was slow"))
+
+    one, two = while_another_waits(node, first, second)
+
+    assert isinstance(one, StartTimeout)
+    assert two == tuple(node.made)
+    assert [name for name, _command, _files in node.ran] == ["b"]
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_who_waited_for_a_setup_that_failed_shares_the_failure_and_later_ones_do_not(
+    node: Node, timed_out: bool
+) -> None:
+    first, second = Caller(node, "a"), Caller(node, "b")
+    answers = iter([Answer(output="no", exit_code=1, timed_out=timed_out), Answer()])
+    node.answer = lambda: next(answers)
+
+    one, two = while_another_waits(node, first, second)
+
+    assert isinstance(one, SetupFailed)
+    assert isinstance(two, SetupFailed)
+    assert (str(two), two.timed_out) == (str(one), timed_out)
+    assert two.__cause__ is one
+    assert (second.started, [name for name, _command, _files in node.ran]) == ([], ["a"])
+    assert Caller(node, "c").prepare(SETUP) == tuple(node.made)
+    assert [name for name, _command, _files in node.ran] == ["a", "c"]
 
 
 def test_who_waits_can_be_cancelled_and_runs_out_of_time(node: Node) -> None:
-    key = SETUP.key(base=base_key(node, SPEC))
+    key = SETUP.key(base=base_key(node, SPEC, ENVIRONMENT))
     caller = Caller(node)
     with node.hold_layer(key, timeout_seconds=60):
         caller.cancelled = lambda: True
@@ -294,8 +328,28 @@ def test_image_and_working_directory_tell_unprepared_sandboxes_apart(node: Node)
     workdir = SandboxSpec(name="spec", image="base", workdir="/src")
     named = SandboxSpec(name="another", image="base")
 
-    keys = [base_key(node, spec) for spec in (SPEC, image, workdir, named)]
+    keys = [base_key(node, spec, ENVIRONMENT) for spec in (SPEC, image, workdir, named)]
 
     assert len(set(keys)) == 3
     assert keys[0] == keys[3]
     assert Caller(node).prepare(SETUP) != Caller(node).prepare(SETUP, spec=image)
+
+
+def test_what_a_sandbox_reaches_tells_unprepared_ones_apart(node: Node) -> None:
+    hosts = ["b.org", "a.org"]
+    listed = Environment(network="allow_list", egress_hosts=hosts)
+    kinds = [
+        (SPEC, ENVIRONMENT),
+        (SandboxSpec(name="spec", image="base", network="host"), ENVIRONMENT),
+        (SandboxSpec(name="spec", image="base", gpu="nvidia"), ENVIRONMENT),
+        (SPEC, Environment(network="model_only")),
+        (SPEC, listed),
+        (SPEC, Environment(network="allow_list", egress_hosts=["b.org"])),
+    ]
+    sorted_hosts = Environment(network="allow_list", egress_hosts=sorted(hosts))
+
+    assert len({base_key(node, *each) for each in kinds}) == len(kinds)
+    assert base_key(node, SPEC, sorted_hosts) == base_key(node, SPEC, listed)
+    made = {Caller(node).prepare(SETUP, environment=each) for each in (ENVIRONMENT, listed)}
+    assert len(made) == 2
+    assert find_layers(node, SPEC, [SETUP], environment=sorted_hosts) in made

@@ -90,10 +90,12 @@ def test_the_model_is_reached_where_the_variables_say(node: Node, handle: Sandbo
                 "OPENAI_API_KEY": "none",
             }
             with socket.create_connection(node.places[MODEL_PORT], timeout=60) as client:
-                client.sendall(b"hello")
+                client.sendall(b"GET /v1/models HTTP/1.1\r\n\r\n")
                 upstream, _ = server.accept()
                 with upstream:
-                    assert upstream.recv(5, socket.MSG_WAITALL) == b"hello"
+                    host = f"Host: {HOST}:{server.getsockname()[1]}"
+                    passed = f"GET /v1/models HTTP/1.1\r\n{host}\r\nConnection: close\r\n\r\n"
+                    assert upstream.recv(65536) == passed.encode()
                     upstream.sendall(ANSWER)
                 assert client.recv(len(ANSWER), socket.MSG_WAITALL) == ANSWER
 
@@ -105,7 +107,9 @@ def test_a_model_that_cannot_be_reached_now_is_told(
     node: Node, handle: SandboxHandle, url: str | None
 ) -> None:
     with reachable(handle, environment=environment("model_only"), model=lambda: url):
-        assert ask(node.places[MODEL_PORT]) == (503, "no model server can be reached now\n")
+        told = ask(node.places[MODEL_PORT], "/v1/models")
+
+    assert told == (503, "no model server can be reached now\n")
 
 
 def test_listed_hosts_need_the_nodes_leave(

@@ -180,3 +180,23 @@ def test_prepared_layers_stay_within_the_nodes_bound(
 
     found = [key for key in ("used", "old", "new") if runtime.find_layer(key)]
     assert found == ["used", "new"]
+
+
+def test_a_sandbox_without_its_watchdog_is_stopped_and_the_rest_swept(
+    runtime: FakeRuntime, here: Node, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    lost, kept = (factories.make_sandbox(node=here, state="ready") for _ in range(2))
+    for row in (lost, kept):
+        start(runtime, sandbox_name(row.pk))
+    assert sweep_node() == 0
+    monkeypatch.setattr(runtime, "unguarded", lambda: [sandbox_name(lost.pk)])
+    runtime.fail_next("stop", StopFailed("a process stays"))
+    runtime.fail_next("sweep", StopFailed("a folder stays"))
+
+    assert sweep_node() == 0
+    assert sweep_node() == 1
+
+    assert runtime.list() == [sandbox_name(kept.pk)]
+    assert leaked(here) == 0  # its row owned it
+    assert [call for call in runtime.calls if call[0] == "sweep"] == [("sweep", "")] * 3
+    assert f"instance {sandbox_name(lost.pk)} lost its watchdog: stopped" in caplog.messages

@@ -157,7 +157,7 @@ def layer_of(runtime: FakeRuntime, environment: Environment) -> str:
     """Make the layer that the environment's setup leaves."""
     spec = sandbox_spec(name="setup", environment=environment)
     handle = runtime.start(spec, timeout_seconds=60)
-    key = environment_recipe(environment).key(base=base_key(runtime, spec))
+    key = environment_recipe(environment).key(base=base_key(runtime, spec, environment))
     return runtime.freeze(handle, key=key)
 
 

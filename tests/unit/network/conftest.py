@@ -27,9 +27,11 @@ def nothing_is_left() -> Iterator[None]:
     """Fail when a thread or a socket of the test outlives it."""
     threads, sockets = set(threading.enumerate()), open_sockets()
     yield
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(timeout=30)
-        assert not thread.is_alive(), thread
+    while left := set(threading.enumerate()) - threads:
+        for thread in left:
+            with suppress(RuntimeError):  # it is only being started: the next look joins it
+                thread.join(timeout=30)
+            assert not thread.is_alive(), thread
     if open_sockets() - sockets:
         gc.collect()  # what nobody closed warns now, which is an error
     assert open_sockets() - sockets == set()

@@ -1,4 +1,4 @@
-"""Tunnels, many connections at once, their end, and the relay to model servers."""
+"""Tunnels, many connections at once, and their end."""
 
 import hashlib
 import queue
@@ -15,7 +15,6 @@ from sandboxes.network import proxy as proxy_module
 from sandboxes.network import streams
 from sandboxes.network.allow_list import Pattern, parse_pattern
 from sandboxes.network.proxy import AllowListProxy
-from sandboxes.network.relay import Relay
 from tests.unit.network.servers import (
     ESTABLISHED,
     HOST,
@@ -25,7 +24,6 @@ from tests.unit.network.servers import (
     echo,
     read_all,
     refusal,
-    talk,
     tunnel,
 )
 
@@ -188,7 +186,7 @@ def test_closing_ends_every_connection(listening: socket.socket, serve: Any) -> 
     place = f"{HOST}:{serve(echo)}"
     with ExitStack() as stack:
         with AllowListProxy(listening, [parse_pattern(place)]):
-            tunnels = [stack.enter_context(tunnel(listening, place)) for _ in range(20)]
+            tunnels = [stack.enter_context(tunnel(listening, place)) for _ in range(10)]
             waiting = [stack.enter_context(connect(listening)) for _ in range(20)]
             waiting[0].sendall(b"GET http://")
             for each in tunnels:
@@ -217,6 +215,44 @@ def test_closing_does_not_wait_for_a_free_place(
                 assert read_all(each) == b""
 
 
+def test_closing_does_not_wait_for_names_that_are_looked_up(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, answer = threading.Semaphore(0), threading.Event()
+
+    def look_up(*_args: object, **_kwargs: object) -> list[Any]:
+        looking.release()
+        assert answer.wait(timeout=60)
+        raise socket.gaierror("no answer")
+
+    place = listening.getsockname()
+    proxy = AllowListProxy(listening, [parse_pattern("*.slow.example")])
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(streams.MAX_CONNECTIONS + 1):
+            client = stack.enter_context(socket.socket())
+            client.settimeout(60)
+            client.connect(place)
+            client.sendall(b"CONNECT x.slow.example:443 HTTP/1.1\r\n\r\n")
+            clients.append(client)
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        stack.callback(answer.set)
+        proxy.__enter__()
+        for _ in range(streams.MAX_CONNECTIONS):
+            assert looking.acquire(timeout=30)
+
+        closing = threading.Thread(target=proxy.close)
+        closing.start()
+        closing.join(timeout=15)
+
+        assert not closing.is_alive()
+        assert not looking.acquire(blocking=False)
+        answer.set()
+        for each in clients:
+            with suppress(ConnectionResetError):
+                assert read_all(each) == b""
+
+
 def test_the_third_of_two_places_waits_for_the_first(
     proxied: Any, listening: socket.socket, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,43 +267,3 @@ def test_the_third_of_two_places_waits_for_the_first(
 
         why = "only http:// addresses and CONNECT are served"
         assert read_all(third) == refusal("400 Bad Request", why)
-
-
-def test_a_relay_asks_for_each_client_where_to_go(listening: socket.socket, serve: Any) -> None:
-    ports = [serve(lambda c, word=word: c.sendall(word)) for word in (b"one", b"two")]
-    places = iter([(HOST, port) for port in ports])
-    with Relay(listening, lambda: next(places)):
-        said = [talk(listening, b"") for _ in range(2)]
-
-    assert said == [b"one", b"two"]
-
-
-def test_a_relay_carries_requests_as_they_are(listening: socket.socket, web: Web) -> None:
-    with Relay(listening, lambda: (HOST, web.server_port)):
-        answer = talk(
-            listening,
-            b"POST /v1/x HTTP/1.1\r\nHost: model\r\nContent-Length: 2\r\n"
-            b"Connection: close\r\n\r\n{}",
-        )
-
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert answer.endswith(f"/v1/x {hashlib.sha256(b'{}').hexdigest()}".encode())
-    headers = {"Host": "model", "Content-Length": "2", "Connection": "close"}
-    assert web.seen == [("POST /v1/x HTTP/1.1", headers)]
-
-
-@pytest.mark.parametrize("kind", ["nowhere", "closed"])
-def test_a_relay_without_a_server_says_so(listening: socket.socket, kind: str) -> None:
-    with socket.create_server((HOST, 0)) as free:
-        port = free.getsockname()[1]
-    with (
-        Relay(listening, lambda: None if kind == "nowhere" else (HOST, port)),
-        connect(listening) as client,
-    ):
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\n\r\n" + b"x" * 300_000)
-        answer = read_all(client)
-
-    assert answer == (
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\n"
-        b"Connection: close\r\n\r\nno model server can be reached now\n"
-    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandboxes.network import proxy as proxy_module
+from sandboxes.network import request_head
 from sandboxes.network.proxy import MAX_REFUSED, proxy_env
 from tests.unit.network.servers import HOST, Web, connect, read_all, refusal, talk
 
@@ -142,6 +142,12 @@ def test_a_listed_place_where_nobody_listens_is_told(
         (b"", "this is an HTTP proxy: send an HTTP/1.1 request"),
         (b"GET http://pypi.org/", "this is an HTTP proxy: send an HTTP/1.1 request"),
         (b"GET http://pypi.org/ HTTP/2", "this is an HTTP proxy: send an HTTP/1.1 request"),
+        (b"GET http://pypi.org/ HTTP/1.1x", "this is an HTTP proxy: send an HTTP/1.1 request"),
+        (b"GET http://pypi.org/ HTTP/1.12", "this is an HTTP proxy: send an HTTP/1.1 request"),
+        (
+            b"GET http://pypi.org/ HTTP/1.1\nHost:evil\n\nPOST\t/second\tHTTP/1.1\nHost:evil",
+            "this is an HTTP proxy: send an HTTP/1.1 request",
+        ),
         (b"\x16\x03\x01\x02\x00\xff\xfe", "this is an HTTP proxy: send an HTTP/1.1 request"),
         (bytes(range(256)), "this is an HTTP proxy: send an HTTP/1.1 request"),
     ],
@@ -152,6 +158,40 @@ def test_what_is_no_request_for_a_proxy_is_refused(
     proxied("pypi.org")
 
     assert talk(listening, head + b"\r\n\r\n") == refusal("400 Bad Request", why)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(b"X: a" + bytes([each]) + b"b" for each in (0, 8, 10, 11, 12, 13, 27, 31, 127)),
+        *(b"X: a\nConnection: keep-alive", b"X: a\n\nGET /second HTTP/1.1"),
+        *(b"Connection : keep-alive", b" folded", b"no colon", b": no name"),
+    ],
+)
+def test_a_header_that_others_could_read_in_another_way_is_refused(
+    proxied: Any, listening: socket.socket, web: Web, header: bytes
+) -> None:
+    proxied(web.place)
+
+    answer = talk(
+        listening, f"GET http://{web.place}/ HTTP/1.1\r\n".encode() + header + b"\r\n\r\n"
+    )
+
+    why = "this is an HTTP proxy: send an HTTP/1.1 request"
+    assert answer == refusal("400 Bad Request", why)
+    assert web.seen == []
+
+
+def test_a_header_may_hold_tabs_and_other_alphabets_and_may_be_empty(
+    proxied: Any, listening: socket.socket, web: Web
+) -> None:
+    proxied(web.place)
+    headers = "X-Tab: a\tb\r\nX-Letter: \u00e9\r\nX-Nothing:"
+
+    talk(listening, f"GET http://{web.place}/ HTTP/1.1\r\n{headers}\r\n\r\n".encode("latin-1"))
+
+    [(_line, seen)] = web.seen
+    assert [seen[name] for name in ("X-Tab", "X-Letter", "X-Nothing")] == ["a\tb", "\u00e9", ""]
 
 
 def test_a_client_that_ends_within_the_head_is_told_so(
@@ -212,7 +252,7 @@ def test_a_head_may_come_byte_by_byte(proxied: Any, listening: socket.socket, we
 def test_a_head_that_never_ends_takes_no_longer_for_coming_in_drops(
     proxied: Any, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy_module, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(request_head, "HEAD_SECONDS", 0.3)
     proxied("pypi.org")
     with connect(listening) as silent, connect(listening) as dripping:
         silent.sendall(b"GET ")
