@@ -20,7 +20,7 @@ class QoS(redis.QoS):
         try:
             super().restore_unacked(client)
         except Exception as fault:  # whatever goes wrong here must not end the worker
-            delivered = self._delivered or {}
+            delivered: dict[str, Any] = self._delivered or {}
             logger.warning("%d messages are left to be sent again: %s", len(delivered), fault)
             delivered.clear()
 

@@ -224,7 +224,12 @@ def while_another_waits(
 ) -> tuple[BaseException | Layers, BaseException | Layers]:
     """Let the second begin to wait once the first holds the layer; return what both get."""
     waits = threading.Event()
-    second.cancelled = lambda: bool(waits.set())  # it is asked while it waits
+
+    def note_waiting() -> bool:  # it is asked while it waits
+        waits.set()
+        return False
+
+    second.cancelled = note_waiting
     start = first.start
 
     def start_once_the_other_waits(layers: Layers) -> SandboxHandle:
