@@ -107,7 +107,10 @@ class Environment(models.Model):
     limits = models.JSONField(
         default=dict,
         blank=True,
-        help_text="memory_bytes, processes, disk_bytes, output_bytes; absent means no limit.",
+        help_text=(
+            "memory_bytes, cpus, processes, disk_bytes, output_bytes, lifetime_seconds; "
+            "absent means no limit."
+        ),
     )
     evaluator = models.CharField(max_length=99, default="script")
     evaluator_settings = models.JSONField(default=dict, blank=True)

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.core.files.base import ContentFile
 from django.db import DatabaseError, ProgrammingError, connection
 from django.db.migrations.executor import MigrationExecutor
+from kombu.utils.url import maybe_sanitize_url
 
 from rollouts import queues
 from rollouts.models import Worker
@@ -84,7 +85,7 @@ def check_broker() -> list[Probe]:
         with link:
             link.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_TIMEOUT_SECONDS)
             link.channel().close()
-            where = link.as_uri()
+            where = maybe_sanitize_url(settings.BROKER_URL)
     except (OSError, kombu.exceptions.KombuError) as error:
         return [
             Probe(

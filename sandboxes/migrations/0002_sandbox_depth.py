@@ -67,6 +67,15 @@ class Migration(migrations.Migration):
         ),
         migrations.AlterField(
             model_name="environment",
+            name="limits",
+            field=models.JSONField(
+                blank=True,
+                default=dict,
+                help_text="memory_bytes, cpus, processes, disk_bytes, output_bytes, lifetime_seconds; absent means no limit.",
+            ),
+        ),
+        migrations.AlterField(
+            model_name="environment",
             name="network",
             field=models.CharField(
                 choices=[
