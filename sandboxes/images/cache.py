@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from sandboxes.runtime.layout import read_record, write_record
+from sandboxes.runtime.locks import try_lock
 
 KEY_PATTERN = re.compile(r"[0-9a-f]{64}")
 # An image that was just found may be about to carry a sandbox that is not there yet.
@@ -199,7 +200,7 @@ class ImageCache:
 
 def _sweep(folder: Path, remove: Callable[[Path], None]) -> bool:
     held = _held(folder)
-    descriptor = _try_lock(held)
+    descriptor = try_lock(held)
     if descriptor is None:
         return False
     try:
@@ -218,9 +219,9 @@ def work_folder(parent: Path, remove: Callable[[Path], None]) -> Iterator[Path]:
     """
     folder = parent / f"{WORK}{uuid.uuid4().hex}"
     held = _held(folder)
-    descriptor = _try_lock(held)
+    descriptor = try_lock(held)
     while descriptor is None:  # a sweep took the new file for an abandoned one
-        descriptor = _try_lock(held)
+        descriptor = try_lock(held)
     try:
         folder.mkdir(mode=0o700)
         try:
@@ -234,14 +235,3 @@ def work_folder(parent: Path, remove: Callable[[Path], None]) -> Iterator[Path]:
 
 def _held(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}{HELD}")
-
-
-def _try_lock(path: Path) -> int | None:
-    """Lock a file, made where it is missing; None when another has it or deleted it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with suppress(BlockingIOError, FileNotFoundError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_ino == path.stat().st_ino:
-            return descriptor
-    os.close(descriptor)
-    return None

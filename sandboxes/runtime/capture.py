@@ -17,6 +17,7 @@ TOKEN_DIGITS = 20
 
 _RS = b"\x1e"
 _CODE = rb"(?:[01]?\d?\d|2[0-4]\d|25[0-5])"
+_CODES = frozenset(str(code).encode() for code in range(256))
 _STALE = re.compile(rb"\x1e\d{20}:" + _CODE + rb":[^\x1e]*\x1e\d{20}\x1e")
 # A marker holds a directory (PATH_MAX is 4096): what is longer than this is no marker.
 _MARK_BYTES = 4096 + 64
@@ -35,8 +36,9 @@ class Capture:
     """
 
     def __init__(self, token: str, limit: int, *, held: bytes = b"") -> None:
-        mark = re.escape(_RS + token.encode())
-        self._marker = re.compile(mark + rb":(" + _CODE + rb"):(.*?)" + mark + _RS, re.DOTALL)
+        # Plain searches: to compile a pattern for each command would double a builtin's time.
+        self._begin = _RS + token.encode() + b":"
+        self._end = _RS + token.encode() + _RS
         self._kept = HeadTail(limit)
         self.held = held  # may be the beginning of a marker
         self.code: int | None = None
@@ -48,14 +50,17 @@ class Capture:
             self._kept.feed(data)
             return False
         data = self.held + data
-        found = self._marker.search(data)
-        if found is not None:
-            self.code = int(found[1])
-            self.cwd = found[2].decode("utf-8", "replace")
-            if found.start():
-                self._kept.feed(_STALE.sub(b"", data[: found.start()]))
-            self.held = b""
-            return True
+        start = data.find(self._begin)
+        while start >= 0 and (end := data.find(self._end, start)) >= 0:
+            code, _, cwd = data[start + len(self._begin) : end].partition(b":")
+            if code in _CODES:
+                self.code = int(code)
+                self.cwd = cwd.decode("utf-8", "replace")
+                if start:
+                    self._kept.feed(_STALE.sub(b"", data[:start]))
+                self.held = b""
+                return True
+            start = data.find(self._begin, start + 1)
         data = _STALE.sub(b"", data)
         cut = data.find(_RS, max(0, len(data) - _MARK_BYTES))
         self._kept.feed(data if cut < 0 else data[:cut])

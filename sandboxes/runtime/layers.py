@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from sandboxes.runtime.exceptions import LayerMissing, SandboxCancelled, StartTimeout
 from sandboxes.runtime.layout import PREPARED, Layout, read_record
+from sandboxes.runtime.locks import try_lock
 from sandboxes.runtime.sessions import Cancelled
 
 # A layer that was just looked up may be about to carry a sandbox that is not there yet.
@@ -59,7 +58,7 @@ class LayerStore:
         """Hold the key's lock, which ends with the process too; see `Runtime.hold_layer`."""
         path = self._layout.root / "locks" / f"{reference_of(key)}.lock"
         deadline = time.monotonic() + timeout_seconds
-        while (descriptor := _try_lock(path)) is None:
+        while (descriptor := try_lock(path)) is None:
             if cancelled is not None and cancelled():
                 raise SandboxCancelled("cancelled while another prepared the layer")
             if time.monotonic() > deadline:
@@ -116,17 +115,3 @@ def _records(layout: Layout) -> Iterator[dict[str, Any]]:
             record = read_record(path)
             if record is not None:
                 yield record
-
-
-def _try_lock(path: Path) -> int | None:
-    """Lock a file and return its descriptor; None when another has it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The one before us may have deleted the file that we opened.
-        if os.fstat(descriptor).st_ino == path.stat().st_ino:
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
-    return None

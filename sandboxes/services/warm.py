@@ -1,6 +1,5 @@
 """The warm pool of this node: sandboxes started ahead, so that a rollout need not wait for one."""
 
-import fcntl
 import logging
 import os
 import threading
@@ -13,6 +12,7 @@ from django.conf import settings
 
 from sandboxes.models import Environment, Node
 from sandboxes.runtime.exceptions import SandboxFault
+from sandboxes.runtime.locks import try_lock
 from sandboxes.runtime.protocol import Runtime, SandboxSpec
 from sandboxes.runtime.warm import shape
 from sandboxes.services.connections import release_connection
@@ -152,12 +152,9 @@ def _stop(runtime: Runtime, name: str) -> None:
 
 @contextmanager
 def _only_keeper() -> Iterator[bool]:
-    path = settings.SANDBOX_ROOT / "warm.lock"
-    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = try_lock(settings.SANDBOX_ROOT / "warm.lock")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        yield descriptor is not None
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)

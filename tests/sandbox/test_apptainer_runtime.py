@@ -6,8 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,55 +23,19 @@ from sandboxes.runtime.exceptions import (
     StartTimeout,
 )
 from sandboxes.runtime.layout import Layout, read_record, write_record
-from sandboxes.runtime.processes import all_pids, descendants, is_running, read_stat
+from sandboxes.runtime.processes import is_running, read_stat
 from sandboxes.runtime.protocol import Limits, SandboxHandle, SandboxSpec
 from sandboxes.runtime.usage import namespace_members
 from tests.sandbox.conftest import PREFIX, REPOSITORY, Start
+from tests.sandbox.counting import eventually, kept, processes_of
 
 pytestmark = pytest.mark.sandbox
-
-DEADLINE_SECONDS = 30.0
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Ask until it is so or the deadline passed."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def output_of(runtime: ApptainerRuntime, handle: SandboxHandle, script: str) -> str:
     result = runtime.exec(handle, ["sh", "-c", script], timeout_seconds=60)
     assert result.exit_code == 0, result.stderr
     return result.stdout.decode()
-
-
-def processes_of(runtime: ApptainerRuntime) -> set[int]:
-    """Return the living processes of one runtime: spawner, keepers, and all below them."""
-    root = str(runtime.root).encode()
-    found = set()
-    for pid in all_pids():
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"sandboxes.runtime.spawner_server" in words and root in words:
-            found |= {pid} | {stat.pid for stat in descendants(pid)}
-    return found
-
-
-def kept(runtime: ApptainerRuntime) -> set[str]:
-    """Return every path below the runtime's folder that an instance could leave."""
-    bases = ("instances", "layers", "trash", "apptainer/instances/logs", "apptainer/instances/app")
-    return {
-        str(path)
-        for base in bases
-        for path in (runtime.root / base).rglob("*")
-        if path.is_file() or base in ("instances", "layers", "trash")
-    }
 
 
 def test_directories_files_and_links_of_the_image_can_be_replaced(
