@@ -7,12 +7,14 @@ import errno
 import os
 import platform
 import pwd
+import signal
 from dataclasses import dataclass
 
 from sandboxes.runtime.exceptions import RuntimeMissing
 
 DEFAULT_ACCOUNT = "prorl-sandbox"
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 # The number of keyctl(2) and two of its operations; glibc has no function for it.
@@ -72,6 +74,13 @@ def forbid_new_privileges() -> None:
 def adopt_orphans() -> None:
     """Make orphaned descendants children of this process; raises OSError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent(parent: int, number: signal.Signals) -> None:
+    """Have the kernel send us a signal when our parent ends, which may have been just now."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        signal.raise_signal(number)
 
 
 def _leave_session_keyring() -> None:

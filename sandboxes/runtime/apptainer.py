@@ -26,7 +26,7 @@ from sandboxes.runtime.argv import (
     enter_argv,
     find_tools,
     program_argv,
-    shell_argv,
+    shell_argvs,
 )
 from sandboxes.runtime.base import SpawnerRuntime
 from sandboxes.runtime.delegation import Delegation, enforcement
@@ -171,17 +171,16 @@ class ApptainerRuntime(SpawnerRuntime):
         """Open a shell in the instance; see `Runtime.open_shell`."""
         record = self._record(handle)
         inside = _environment(record, env)
-        words, outside = self._enter(record, shell_argv(), inside)
-        open_terminal = functools.partial(
-            Terminal,
-            self._spawner,
-            words,
-            env=outside,
-            limits=_rlimits(record),
-            piped=not terminal,
-        )
+
+        def open_terminal(program: Words) -> Terminal:
+            words, outside = self._enter(record, program, inside)
+            limits = _rlimits(record)
+            return Terminal(self._spawner, words, env=outside, limits=limits, piped=not terminal)
+
         return PersistentShell(
-            open_terminal, functools.partial(self.alive, handle), cwd or record["workdir"]
+            [functools.partial(open_terminal, program) for program in shell_argvs()],
+            functools.partial(self.alive, handle),
+            cwd or record["workdir"],
         )
 
     def open_python(
@@ -336,4 +335,5 @@ def _rlimits(record: dict[str, Any]) -> dict[str, Any]:
         "processes": most,
         "file_bytes": limits.disk_bytes,
         "cgroups": cgroups.entrances(groups),
+        "launcher": record["name"],
     }

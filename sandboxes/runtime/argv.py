@@ -44,10 +44,8 @@ _FEW_NAMESPACES = """for kind in user mnt net pid ipc uts time; do
   echo 64 > "/proc/sys/user/max_${kind}_namespaces"
 done 2>/dev/null
 """
-_SHELL = """\
-if command -v bash >/dev/null 2>&1; then exec bash --noprofile --norc --noediting -i; fi
-SHELL=/bin/sh exec sh -i
-"""
+_BASH = ["bash", "--noprofile", "--norc", "--noediting", "-i"]
+_PLAIN_SHELL = ["/bin/sh", "-c", "SHELL=/bin/sh exec sh -i"]
 # The overlay needs userxattr, which neither --overlay nor --writable-tmpfs passes: without
 # it deleting a directory of the image fails with EIO in a user namespace.
 _KERNEL_MOUNT = 'mount -t overlay overlay -o "$1" "$2" || exit 97; shift 3; exec "$@"'
@@ -205,9 +203,9 @@ def program_argv(argv: Sequence[str], *, cwd: str) -> list[str]:
     return ["/bin/sh", "-c", _ENTER, "sh", cwd, *argv]
 
 
-def shell_argv() -> list[str]:
-    """Return the program of a shell session: an interactive bash, or sh where there is none."""
-    return ["/bin/sh", "-c", _SHELL]
+def shell_argvs() -> tuple[Words, Words]:
+    """Return the programs of a shell session: an interactive bash, then what to take without it."""
+    return _BASH, _PLAIN_SHELL
 
 
 def copy_argv(tools: Tools | None, source: str, target: str) -> list[str]:

@@ -15,6 +15,7 @@ from sandboxes.runtime import cgroups
 # A sandbox is a better victim than a keeper or the spawner, and these than the worker.
 SANDBOX_SCORE = 700
 SERVICE_SCORE = 500
+_LIBC = ctypes.CDLL(None)  # looked up once: a child inherits it
 _PR_SET_DUMPABLE = 4
 _KINDS = (("processes", resource.RLIMIT_NPROC), ("file_bytes", resource.RLIMIT_FSIZE))
 
@@ -27,7 +28,7 @@ def confine(limits: Mapping[str, Any]) -> None:
     """
     cgroups.enter(limits.get("cgroups") or ())
     # After the drop from root /proc/self belongs to root until the next exec, or until this.
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     raise_own_score(SANDBOX_SCORE)
     for key, kind in _KINDS:
         value = limits.get(key)

@@ -24,16 +24,17 @@ PIPE_DESCRIPTOR = 7
 # Understood by every shell: it says which one it is in the place of the directory.
 _HELLO = r"""exec 5>&2 >/dev/null 2>&1
 PS0= PS1= PS2= HISTFILE=
+if test -n "${{BASH_VERSION-}}"; then
+\builtin unset -v PROMPT_COMMAND; \builtin set +o history +o histexpand
+\builtin shopt -u checkwinsize
+fi
 cd -- {cwd} || cd /
 command printf '\036{token}:0:%s/%s\036{token}\036' "${{BASH_VERSION:+bash}}" "$PWD" >&{out}
-"""
-_BASH_SETUP = r"""\builtin unset -v PROMPT_COMMAND; \builtin set +o history +o histexpand
-\builtin shopt -u checkwinsize
 """
 
 
 def hello(token: str, cwd: str, *, piped: bool) -> bytes:
-    """Return the first lines, which set the descriptors; the marker says `DIALECT/cwd`."""
+    """Return the first lines, which set the shell up; the marker says `DIALECT/cwd`."""
     out = PIPE_DESCRIPTOR if piped else TERMINAL_DESCRIPTOR
     return _encode(_HELLO.format(token=token, cwd=shlex.quote(cwd), out=out))
 
@@ -71,10 +72,6 @@ class Dialect(ABC):
     def options(self, report: Report, fresh: Report) -> str:
         """Return commands that bring a fresh shell's options to those of a report."""
 
-    def setup(self) -> str:
-        """Return what a fresh shell still needs."""
-        return ""
-
     def exit_code(self, code: int | None) -> int | None:
         """Return what the end of the shell says of its last command; None is unknown."""
         return code
@@ -95,10 +92,6 @@ class Dialect(ABC):
     def answer(self, token: str, *, interactive: bool = False) -> bytes:
         """Return the line that answers, alone to ask once more."""
         return _encode(self.mark(token, " >&5" if interactive else self._out))
-
-    def settle(self, token: str) -> bytes:
-        """Return the lines that finish a fresh shell's setup."""
-        return _encode(self.setup()) + self.answer(token)
 
     def state(self, cwd: str, report: Report, fresh: Report) -> ShellState:
         """Return a report as a state."""
@@ -161,10 +154,6 @@ class Bash(Dialect):
     def evaluate(self, text: str) -> str:
         r"""Return `\builtin eval` with the text."""
         return f"\\builtin eval {shlex.quote(text)}"
-
-    def setup(self) -> str:
-        """Return what only bash has: prompts' commands, history, window size."""
-        return _BASH_SETUP
 
     def mark(self, token: str, out: str) -> str:
         """Return the line; a shell that cannot print leaves."""

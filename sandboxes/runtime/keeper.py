@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sandboxes.runtime import cgroups, wire
+from sandboxes.runtime import cgroups, launcher, wire
 from sandboxes.runtime.account import adopt_orphans
 from sandboxes.runtime.argv import (
     ENTER_DESCRIPTOR,
@@ -59,6 +59,7 @@ from sandboxes.runtime.usage import EndNote, Usage
 
 ENTRY_NSENTER = "nsenter"
 ENTRY_ENGINE = "engine"
+_LAUNCHER_SECONDS = 1.0  # what it started ends with the instance, before it
 
 
 def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
@@ -104,6 +105,7 @@ class Keeper:
         self._home = Path(f"/proc/self/fd/{opened}")
         self._ending = self._changed = False
         self._group = Group({})
+        self._launcher = 0
         self._end_note = EndNote(self._home)
         self._wake, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -121,6 +123,7 @@ class Keeper:
         driver = choose_driver(self._layout, self._tools)
         self._record |= {"driver": driver, "cgroups": self._group.folders}
         self._write()
+        self._launcher = launcher.start(self._home, self._group.folders)
         options = self._prepare(driver)
         merged = str((self._folder / "merged").relative_to(self._layout.root))
         argv = start_argv(
@@ -146,7 +149,7 @@ class Keeper:
             "entry": self._find_entry(stat.pid),
             "engine_name": self._name,
             "started_at": time.time(),
-            "resting_tasks": _count_tasks(),
+            "resting_tasks": self._count_tasks(),
             "ready": True,
         }
         self._record |= self._find_daemon()
@@ -172,6 +175,7 @@ class Keeper:
         """Return the limit that was exceeded, or nothing when the instance ended or shall end."""
         pidfd = os.pidfd_open(self._record["pid"])
         daemon = self._open_daemon()
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes: a launcher may leave orphans
         self._changed = True
         while is_running(self._record["pid"], self._record["start_ticks"]) and not self._ending:
             if self._changed:
@@ -184,6 +188,7 @@ class Keeper:
             ready = self._wait(watched, min(left, usage.interval_seconds))
             if ready == self._wake:
                 os.read(self._wake, 4096)
+                _reap()
             elif ready in daemon:
                 break  # without its file system nothing in there works
         return ""
@@ -228,8 +233,18 @@ class Keeper:
             kill_process(self._record["pid"], self._record["start_ticks"], wait_seconds=10)
         if "daemon_pid" in self._record:  # it ends by itself, when all is written
             await_end(self._record["daemon_pid"], self._record["daemon_ticks"], wait_seconds=10)
+        self._end_launcher()
         self._collect()
         cgroups.remove(self._group.folders)
+
+    def _end_launcher(self) -> None:
+        """Let the launcher tell of the ends of what it started, then end it."""
+        if self._launcher:
+            with suppress(ProcessLookupError):
+                stat = read_stat(self._launcher)
+                os.kill(self._launcher, signal.SIGTERM)
+                if stat is not None:
+                    await_end(stat.pid, stat.start_ticks, wait_seconds=_LAUNCHER_SECONDS)
 
     def _collect(self) -> None:
         """Kill and collect what is left below this process."""
@@ -237,10 +252,7 @@ class Keeper:
         while time.monotonic() < deadline:
             for stat in reversed(descendants(os.getpid())):
                 kill_process(stat.pid, stat.start_ticks, wait_seconds=1)
-            try:
-                while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                    pass
-            except ChildProcessError:
+            if not _reap():
                 return
 
     def clean(self) -> None:
@@ -302,6 +314,19 @@ class Keeper:
             f"{self._spec['workdir']}: {self._log()}"
         )
 
+    def _count_tasks(self) -> int:
+        """Return the tasks, threads included, that a limit of processes counts before any other.
+
+        The launcher is in the groups, and outside of the instance's user namespace.
+        """
+        found = 0
+        for stat in descendants(os.getpid()):
+            if stat.pid == self._launcher and "pids" not in self._group.folders:
+                continue
+            with suppress(OSError):
+                found += len(list(Path(f"/proc/{stat.pid}/task").iterdir()))
+        return found
+
     def _log(self) -> str:
         text = (self._folder / "log").read_bytes()[-3000:]
         for path in self._layout.engine_records(self._name):
@@ -348,13 +373,14 @@ class Keeper:
         return ready[0] if ready else None
 
 
-def _count_tasks() -> int:
-    """Return the tasks, threads included, of the engine's own processes for this instance."""
-    found = 0
-    for stat in descendants(os.getpid()):
-        with suppress(OSError):
-            found += len(list(Path(f"/proc/{stat.pid}/task").iterdir()))
-    return found
+def _reap() -> bool:
+    """Collect what ended below this process; returns whether anything is left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _open_enter_descriptor() -> None:

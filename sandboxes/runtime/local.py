@@ -16,7 +16,7 @@ from typing import Any
 
 from sandboxes.runtime import anchor, files, view
 from sandboxes.runtime.account import Account
-from sandboxes.runtime.argv import SANDBOX_ENV, Words, program_argv, shell_argv
+from sandboxes.runtime.argv import SANDBOX_ENV, Words, program_argv, shell_argvs
 from sandboxes.runtime.base import SpawnerRuntime
 from sandboxes.runtime.exceptions import EnterFailed, SandboxGone
 from sandboxes.runtime.interpreter import Interpreter
@@ -107,15 +107,18 @@ class LocalRuntime(SpawnerRuntime):
     ) -> PersistentShell:
         """Open a shell on the host; see `Runtime.open_shell`."""
         record = self._record(handle)
-        open_terminal = functools.partial(
-            Terminal,
-            self._spawner,
-            self._seen(handle.name, shell_argv()),
-            env=self._env(record, env),
-            piped=not terminal,
-        )
+        ways = [
+            functools.partial(
+                Terminal,
+                self._spawner,
+                self._seen(handle.name, program),
+                env=self._env(record, env),
+                piped=not terminal,
+            )
+            for program in shell_argvs()
+        ]
         start = self._place(handle.name, cwd, record)
-        return PersistentShell(open_terminal, functools.partial(self.alive, handle), start)
+        return PersistentShell(ways, functools.partial(self.alive, handle), start)
 
     def open_python(
         self,

@@ -26,11 +26,11 @@ class Report:
 
 
 class Reports:
-    """Collect reports as they come and keep the newest whole one."""
+    """Collect reports as they come and keep the first and the newest whole one."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
-        self._newest = b""
+        self._first = self._newest = b""
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the report stream; one of over 1 MiB is dropped."""
@@ -49,16 +49,32 @@ class Reports:
     def newest(self) -> Report | None:
         """Return the newest whole report, None before the first."""
         self._take()
-        if not self._newest:
-            return None
-        return Report(*self._newest.decode("utf-8", "replace").split("\0")[1:8])
+        return _read(self._newest)
+
+    def first(self) -> Report | None:
+        """Return the first whole report, None before it."""
+        self._take()
+        return _read(self._first)
 
     def _take(self) -> None:
+        if not self._first:
+            self._first = self._cut(self._bytes.find(b"\0\x1eE"))
         end = self._bytes.rfind(b"\0\x1eE")
+        if end >= 0 and self._bytes.find(b"\0", end + 3) < 0:  # it is not whole yet
+            end = self._bytes.rfind(b"\0\x1eE", 0, end)
         if end < 0:
             return
+        self._newest = self._cut(end) or self._newest
+        del self._bytes[: self._bytes.find(b"\0", end + 3) + 1]
+
+    def _cut(self, end: int) -> bytes:
+        """Return the report that ends there, nothing where it has no beginning."""
+        if end < 0 or self._bytes.find(b"\0", end + 3) < 0:
+            return b""
         token = self._bytes[end + 3 : self._bytes.find(b"\0", end + 3)]
         begin = self._bytes.rfind(b"\x1eB" + token + b"\0", 0, end)
-        if begin >= 0:
-            self._newest = bytes(self._bytes[begin:end])
-        del self._bytes[: end + 3 + len(token) + 1]
+        return bytes(self._bytes[begin:end]) if begin >= 0 else b""
+
+
+def _read(report: bytes) -> Report | None:
+    return Report(*report.decode("utf-8", "replace").split("\0")[1:8]) if report else None

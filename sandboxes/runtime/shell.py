@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sandboxes.runtime.capture import Capture, new_token
@@ -41,12 +41,12 @@ class PersistentShell:
     """Keep one shell alive over many commands; replaces it when it ends. See `ShellSession`."""
 
     def __init__(
-        self, open_terminal: Callable[[], Terminal], alive: Callable[[], bool], cwd: str
+        self, ways: Sequence[Callable[[], Terminal]], alive: Callable[[], bool], cwd: str
     ) -> None:
-        self._open_terminal = open_terminal
+        """Open a shell: `ways` begin one each, the later ones where the image lacks the first."""
+        self._ways = list(ways)
         self._alive = alive
         self._state = ShellState(cwd=cwd, exports="")
-        self._fresh = Report()
         self._token = ""  # of the last report that was asked for
         self._plain: bool | None = None  # None: not looked up in that report yet
         self._left: Job | None = None
@@ -239,13 +239,22 @@ class PersistentShell:
         self.close()
         if not self._alive():
             raise SandboxGone("the sandbox of this shell no longer runs")
-        terminal = self._open_terminal()
+        while True:
+            try:
+                self._terminal = self._begin(self._ways[0])
+                return self._terminal
+            except EnterFailed:
+                if len(self._ways) == 1:
+                    raise
+                del self._ways[0]
+
+    def _begin(self, way: Callable[[], Terminal]) -> Terminal:
+        terminal = way()
         try:
             self._set_up(terminal)
         except BaseException:
             terminal.close()
             raise
-        self._terminal = terminal
         return terminal
 
     def _set_up(self, terminal: Terminal) -> None:
@@ -253,13 +262,8 @@ class PersistentShell:
         terminal.order(hello(token, self._state.cwd, piped=terminal.piped))
         answer = self._await_answer(terminal, token)
         self._dialect, cwd = dialect_of(answer.cwd, piped=terminal.piped)
-        self._token = new_token()
-        terminal.order(self._dialect.settle(self._token))
-        self._await_answer(terminal, self._token)
-        self._ask_for_a_report(terminal, self._token)
         terminal.note_shell_group()
-        terminal.await_report(self._token, OPEN_SECONDS)
-        self._fresh = terminal.reports.newest() or Report()
+        self._ask_for_a_report(terminal, new_token())  # the first: nobody waits for it
         if self._state.restores_more_than_the_directory:
             self._restore(terminal)
         else:
@@ -297,7 +301,8 @@ class PersistentShell:
         self._terminal.collect_reports()
         report = self._terminal.reports.newest()
         if report is not None:
-            self._state = self._dialect.state(self._state.cwd, report, self._fresh)
+            fresh = self._terminal.reports.first() or Report()
+            self._state = self._dialect.state(self._state.cwd, report, fresh)
 
 
 def _refuse(command: str) -> str:

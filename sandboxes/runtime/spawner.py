@@ -58,7 +58,7 @@ class Channel:
         """Return the next message; raises the fault it carries, RuntimeMissing at the end."""
         received = wire.receive(self._end)
         if received is None:
-            raise RuntimeMissing("the spawner process ended")
+            raise RuntimeMissing("the process that works on this request ended")
         message, descriptors = received
         if message["event"] == "error":
             wire.close_all(descriptors)
