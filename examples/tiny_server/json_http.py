@@ -1,13 +1,15 @@
-"""A small threaded JSON server: keep-alive, size limits, errors as vLLM words them."""
+"""A small threaded JSON server: keep-alive, streams, size limits, errors as vLLM words them."""
 
 import json
 import logging
 import select
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl
 
 logger = logging.getLogger(__name__)
 
@@ -16,12 +18,20 @@ IDLE_SECONDS = 75
 
 
 class HttpError(Exception):
-    """Answer with a status and a sentence."""
+    """Answer with a status and a sentence; `param` names the field at fault."""
 
-    def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        param: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
+        self.param = param
 
 
 class HangUpError(Exception):
@@ -38,11 +48,27 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class EventStream:
+    """Hold an answer that comes in parts, each sent at once as a server-sent event.
+
+    `ended` is called after the last one, and when the client has left before.
+    """
+
+    events: Iterator[bytes]
+    ended: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
-    """Hold one request: its body and whether the client still listens."""
+    """Hold one request: its body, whether the client still listens, its query and headers.
+
+    `headers` has lower-case names.
+    """
 
     body: bytes
     connected: Callable[[], bool]
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object; raise HttpError 400 when it is none."""
@@ -55,7 +81,7 @@ class Exchange:
         return parsed
 
 
-Route = Callable[[Exchange], Answer]
+Route = Callable[[Exchange], Answer | EventStream]
 
 
 class JsonServer(ThreadingHTTPServer):
@@ -108,20 +134,24 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         except HttpError as error:
-            answer = _problem(error.status, str(error), error.headers)
+            answer = Answer(problem(error), error.status, error.headers)
         except Exception:
             logger.exception("%s %s failed", self.command, self.path)
-            answer = _problem(500, "the server failed; its log says why", {})
-        self._send(answer)
+            answer = Answer(problem(HttpError(500, "the server failed; its log says why")), 500)
+        if isinstance(answer, EventStream):
+            self._send_stream(answer)
+        else:
+            self._send(answer)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Answer | EventStream:
         body = self._body()
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         route = self.server.routes.get((self.command, path))
         if route is None:
             known = any(known_path == path for _, known_path in self.server.routes)
             raise HttpError(405 if known else 404, f"no {self.command} {path} here")
-        return route(Exchange(body, self._connected))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        return route(Exchange(body, self._connected, dict(parse_qsl(query)), headers))
 
     def _body(self) -> bytes:
         try:
@@ -135,8 +165,10 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(length)
 
     def _connected(self) -> bool:
-        ready, _, _ = select.select([self.connection], [], [], 0)
-        if not ready:
+        # Not select(): it knows the first 1,024 descriptors alone.
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        if not poll.poll(0):
             return True
         try:
             return bool(self.connection.recv(1, socket.MSG_PEEK))
@@ -154,8 +186,37 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(payload)
 
+    def _send_stream(self, stream: EventStream) -> None:
+        try:
+            self._send_events(stream.events)
+        except HangUpError:
+            self.close_connection = True
+        finally:
+            stream.ended()
 
-def _problem(status: int, message: str, headers: Mapping[str, str]) -> Answer:
-    kind = "NotFoundError" if status == 404 else "BadRequestError" if status < 500 else "Error"
-    error = {"message": message, "type": kind, "param": None, "code": status}
-    return Answer({"error": error}, status, headers)
+    def _send_events(self, events: Iterator[bytes]) -> None:
+        """Send events as HTTP/1.1 chunks; an older client reads until the connection ends."""
+        chunked = self.request_version == "HTTP/1.1"
+        self.send_response(200)
+        for name, value in self.server.extra_headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Cache-Control", "no-cache")
+        if chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.close_connection = True
+        self.end_headers()
+        for event in events:
+            data = b"data: " + event + b"\n\n"
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+        if chunked:
+            self.wfile.write(b"0\r\n\r\n")
+
+
+def problem(error: HttpError) -> dict[str, Any]:
+    """Return the body that says what was wrong, in vLLM's form."""
+    named = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
+    kind = named.get(error.status) or HTTPStatus(error.status).phrase
+    fields = {"message": str(error), "type": kind, "param": error.param, "code": error.status}
+    return {"error": fields}

@@ -14,7 +14,8 @@ Ids = NDArray[np.int64]
 class KeyValueCache:
     """Keep the keys and values of one sequence: [layer, kv head, position, head size].
 
-    `ids` are the tokens whose keys and values are there.
+    `ids` are the tokens whose keys and values are there. Only caches of one `scope`, which is
+    the weights' epoch and the requests' salt, may be copied into one another.
     """
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
@@ -24,6 +25,7 @@ class KeyValueCache:
         self.values: Array = np.empty(shape, dtype=np.float32)
         self.capacity = capacity
         self.length = 0
+        self.scope: tuple[int, str] = (0, "")
         self._ids: Ids = np.empty(capacity, dtype=np.int64)
 
     @property
@@ -50,6 +52,7 @@ class KeyValueCache:
             return self
         copy = KeyValueCache(self._config, self.length)
         copy.copy_from(self, self.length)
+        copy.scope = self.scope
         return copy
 
 
@@ -62,11 +65,11 @@ class Chunk:
 
 
 class Model:
-    """Run the model. One thread at a time."""
+    """Run the model. One thread at a time. The weights never change: new ones, a new model."""
 
     def __init__(self, weights: Weights) -> None:
         self.config = weights.config
-        self._weights = weights
+        self.weights = weights
         self._cos, self._sin = _rotations(weights.config)
 
     def forward(self, chunks: Sequence[Chunk]) -> Array:
@@ -86,8 +89,8 @@ class Model:
         return self._logits(self._hidden([Chunk(cache, array)]))
 
     def _logits(self, hidden: Array) -> Array:
-        normed = _rms_norm(hidden, self._weights.output_norm, self.config.norm_epsilon)
-        return np.asarray(normed @ self._weights.embedding.T)
+        normed = _rms_norm(hidden, self.weights.output_norm, self.config.norm_epsilon)
+        return np.asarray(normed @ self.weights.embedding.T)
 
     def _hidden(self, chunks: Sequence[Chunk]) -> Array:
         config = self.config
@@ -101,8 +104,8 @@ class Model:
         masks = [_causal_mask(chunk.cache.length, len(chunk.ids)) for chunk in chunks]
         query_size = config.heads * config.head_size
         rotated_heads = config.heads + config.kv_heads
-        hidden = self._weights.embedding[ids]
-        for number, layer in enumerate(self._weights.layers):
+        hidden = self.weights.embedding[ids]
+        for number, layer in enumerate(self.weights.layers):
             normed = _rms_norm(hidden, layer.attention_norm, config.norm_epsilon)
             stacked = (normed @ layer.qkv.T).reshape(len(ids), -1, config.head_size)
             rotated = _rotate(stacked[:, :rotated_heads], cos, sin)

@@ -20,7 +20,11 @@ class PrefixMemory:
 
     def keep(self, cache: KeyValueCache) -> None:
         """Keep a finished cache, in place of those it extends."""
-        self._kept = [old for old in self._kept if _common(old, cache.ids) < old.length]
+        self._kept = [
+            old
+            for old in self._kept
+            if old.scope != cache.scope or _common(old, cache.ids) < old.length
+        ]
         if cache.length:
             self._kept.append(cache.trimmed())
 
@@ -31,22 +35,27 @@ class PrefixMemory:
         self._kept.pop(0)
         return True
 
-    def fill(self, cache: KeyValueCache, prompt: Ids, running: Iterable[KeyValueCache]) -> None:
-        """Copy into `cache` the longest prefix of `prompt` that any known cache has.
+    def fill(self, cache: KeyValueCache, prompt: Ids, running: Iterable[KeyValueCache]) -> int:
+        """Copy into `cache` the longest prefix of `prompt` that a cache of its scope has.
 
-        The last token of the prompt is always left to compute: its logits are needed.
+        Returns how many tokens that spared. The last token of the prompt is always left to
+        compute: its logits are needed.
         """
-        best, length = None, cache.length
+        best, before = None, cache.length
+        length = before
         for other in [*self._kept, *running]:
+            if other.scope != cache.scope:
+                continue
             common = min(_common(other, prompt), len(prompt) - 1)
             if common > length:
                 best, length = other, common
         if best is None:
-            return
+            return 0
         cache.copy_from(best, length)
         if best in self._kept:
             self._kept.remove(best)
             self._kept.append(best)
+        return length - before
 
 
 def _common(cache: KeyValueCache, ids: Ids) -> int:

@@ -33,16 +33,20 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
-def sample(logits: Array, sampling: Sampling, random: np.random.Generator) -> Choice:
+def sample(
+    logits: Array, sampling: Sampling, random: np.random.Generator, *, raw: bool = False
+) -> Choice:
     """Choose a token, given logits [vocabulary].
 
-    Log-probabilities are of the full vocabulary after temperature and before top-k and
-    top-p; greedy sampling gives those of temperature 1.
+    Log-probabilities are of the full vocabulary after temperature (before it, when `raw`) and
+    before top-k and top-p; greedy sampling gives those of temperature 1.
     """
     greedy = sampling.temperature == 0.0
     logprobs = log_softmax(logits if greedy else logits / np.float32(sampling.temperature))
     top = int(logprobs.argmax())
     token = top if greedy else _draw(logprobs, sampling, random)
+    if raw and sampling.temperature not in (0.0, 1.0):
+        logprobs = log_softmax(logits)
     return Choice(token, float(logprobs[token]), top, float(logprobs[top]))
 
 

@@ -1,31 +1,54 @@
-"""vLLM's `/v1/completions` in its token-level form: what comes in, what goes out."""
+"""What comes in, in vLLM's field names: completions, token-level generation, chat."""
 
-import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from examples.tiny_server.json_http import HttpError
-from examples.tiny_server.sampling import Choice, Sampling
+from examples.tiny_server.fields import (
+    Limits,
+    answer_room,
+    check_model,
+    flag,
+    integer,
+    mapping,
+    number,
+    prompt_ids,
+    refuse,
+    text,
+    token_ids,
+)
+from examples.tiny_server.sampling import Sampling
 
 DEFAULT_MAX_TOKENS = 16
-LOGPROBS_MODE = "after_temperature"
-REFUSED = ("echo", "suffix", "prompt_logprobs", "stream", "stop", "logit_bias", "best_of")
+Encode = Callable[[str], list[int]]
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Say what a request may ask for; lengths in tokens."""
-
-    model: str
-    vocabulary: int
-    context_length: int
+# Fields that would change the answer, and that nothing here heeds.
+REFUSED = (
+    "allowed_token_ids",
+    "bad_words",
+    "best_of",
+    "echo",
+    "frequency_penalty",
+    "functions",
+    "logit_bias",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "prompt_logprobs",
+    "response_format",
+    "stop",
+    "structured_outputs",
+    "suffix",
+    "tools",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Hold one checked request. `logprobs` None leaves log-probabilities out."""
+    """Hold one checked request. `logprobs` None leaves log-probabilities out.
+
+    `request_id` is the body's own, empty when it has none.
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -35,166 +58,115 @@ class CompletionRequest:
     ignore_eos: bool
     logprobs: int | None
     return_token_ids: bool
+    stream: bool = False
+    include_usage: bool = False
+    return_weight_versions: bool = False
+    tokens_as_ids: bool = False
+    cache_salt: str = ""
+    request_id: str = ""
 
 
 def parse_completion(
-    body: dict[str, Any], limits: Limits, encode: Callable[[str], list[int]]
+    body: dict[str, Any], limits: Limits, encode: Encode, *, streams: bool = False
 ) -> CompletionRequest:
-    """Check a request body; raise HttpError 404 for another model and 400 for what is wrong."""
-    model = body.get("model", limits.model)
-    if model != limits.model:
-        raise HttpError(404, f"the model {model!r} does not exist here; {limits.model!r} does")
-    for name in REFUSED:
-        if body.get(name):
-            raise HttpError(400, f"{name} is not supported")
-    if _integer(body, "n", 1, 1, None) != 1:
-        raise HttpError(400, "n must be 1")
-    prompt = _prompt(body.get("prompt"), limits, encode)
-    room = limits.context_length - len(prompt)
-    max_tokens = _integer(body, "max_tokens", DEFAULT_MAX_TOKENS, 1, None)
-    assert max_tokens is not None
-    if max_tokens > room:
-        raise HttpError(
-            400,
-            f"This model's maximum context length is {limits.context_length} tokens: "
-            f"{len(prompt)} in the prompt and max_tokens {max_tokens} are more",
-        )
-    logprobs = _integer(body, "logprobs", None, 0, 1)
-    top_k = _integer(body, "top_k", 0, -1, None) or 0
-    sampling = Sampling(
-        temperature=_number(body, "temperature", 1.0, 0.0, 100.0),
-        top_p=_number(body, "top_p", 1.0, 0.0, 1.0, above=True),
-        top_k=max(top_k, 0),
+    """Check the body of `/v1/completions`; raise HttpError 404 for another model, 400 else.
+
+    Streams are refused unless the caller says that it `streams`.
+    """
+    check_model(body, limits)
+    if body.get("stream") and not streams:
+        raise refuse("stream", "stream is not supported")
+    ids = prompt_ids(body.get("prompt"), "prompt", limits, encode)
+    return _request(
+        body,
+        body,
+        limits,
+        ids,
+        max_tokens=answer_room(body, "max_tokens", DEFAULT_MAX_TOKENS, limits, ids),
+        logprobs=integer(body, "logprobs", None, 0, 1),
     )
+
+
+def parse_generate(body: dict[str, Any], limits: Limits) -> CompletionRequest:
+    """Check the body of `/inference/v1/generate`, in its `tokens` mode."""
+    check_model(body, limits)
+    if body.get("output_mode", "tokens") != "tokens":
+        raise refuse("output_mode", "output_mode must be tokens")
+    params = mapping(body, "sampling_params")
+    ids = prompt_ids(
+        token_ids(body.get("token_ids"), "token_ids", limits), "token_ids", limits, _no
+    )
+    return _request(
+        body,
+        params,
+        limits,
+        ids,
+        max_tokens=answer_room(params, "max_tokens", None, limits, ids),
+        logprobs=integer(params, "logprobs", None, 0, 1),
+    )
+
+
+def parse_chat(
+    body: dict[str, Any], limits: Limits, render: Callable[[dict[str, Any]], list[int]]
+) -> CompletionRequest:
+    """Check the body of `/v1/chat/completions`; `render` turns its messages into ids."""
+    check_model(body, limits)
+    ids = prompt_ids(render(body), "messages", limits, _no)
+    named = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    top = integer(body, "top_logprobs", 0, 0, 1)
+    return _request(
+        body,
+        body,
+        limits,
+        ids,
+        max_tokens=answer_room(body, named, None, limits, ids),
+        logprobs=top if flag(body, "logprobs") else None,
+    )
+
+
+def _no(_text: str) -> list[int]:
+    raise AssertionError("these prompts are ids already")
+
+
+def _request(
+    body: dict[str, Any],
+    params: dict[str, Any],
+    limits: Limits,
+    ids: list[int],
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+) -> CompletionRequest:
+    """Read what all three have in common: sampling from `params`, the rest from `body`."""
+    for name in REFUSED:
+        if body.get(name) or params.get(name):
+            raise refuse(name, f"{name} is not supported")
+    if number(params, "repetition_penalty", 1.0, 0.0, 2.0, above=True) != 1.0:
+        raise refuse("repetition_penalty", "repetition_penalty must be 1")
+    if integer(params, "n", 1, 1, None) != 1:
+        raise refuse("n", "n must be 1")
+    options = mapping(body, "stream_options")
+    if options.get("continuous_usage_stats"):
+        raise refuse("stream_options", "continuous_usage_stats is not supported")
+    sampling = Sampling(
+        temperature=number(params, "temperature", 1.0, 0.0, 100.0),
+        top_p=number(params, "top_p", 1.0, 0.0, 1.0, above=True),
+        top_k=max(integer(params, "top_k", 0, -1, None) or 0, 0),
+    )
+    stop_ids = token_ids(params.get("stop_token_ids") or [], "stop_token_ids", limits)
     return CompletionRequest(
-        prompt=prompt,
+        prompt=ids,
         max_tokens=max_tokens,
         sampling=sampling,
-        seed=_integer(body, "seed", None, 0, None),
-        stop_token_ids=frozenset(_ids(body.get("stop_token_ids") or [], "stop_token_ids", limits)),
-        ignore_eos=_flag(body, "ignore_eos"),
+        seed=integer(params, "seed", None, 0, None),
+        stop_token_ids=frozenset(stop_ids),
+        ignore_eos=flag(params, "ignore_eos"),
         logprobs=logprobs,
-        return_token_ids=_flag(body, "return_token_ids"),
+        return_token_ids=flag(body, "return_token_ids"),
+        stream=flag(body, "stream"),
+        include_usage=flag(options, "include_usage"),
+        return_weight_versions=flag(body, "return_weight_versions"),
+        tokens_as_ids=flag(body, "return_tokens_as_token_ids"),
+        cache_salt=text(body, "cache_salt"),
+        request_id=text(body, "request_id"),
     )
-
-
-def completion_body(
-    request: CompletionRequest,
-    choices: Sequence[Choice],
-    *,
-    model: str,
-    finish_reason: str,
-    eos_token_id: int,
-    decode: Callable[[Sequence[int], bool], str],
-) -> dict[str, Any]:
-    """Return the answer. `decode` takes ids and whether to leave control tokens out.
-
-    As vLLM does: the stop token is among the ids and not in the text; `stop_reason` is null
-    for the model's own end of sequence and the id for any other stop token.
-    """
-    ids = [choice.token for choice in choices]
-    stopped = finish_reason == "stop"
-    text_ids = ids[:-1] if stopped else ids
-    choice: dict[str, Any] = {
-        "index": 0,
-        "text": decode(text_ids, True),
-        "logprobs": None if request.logprobs is None else _logprobs(request, choices, decode),
-        "finish_reason": finish_reason,
-        "stop_reason": ids[-1] if stopped and ids[-1] != eos_token_id else None,
-        "token_ids": ids if request.return_token_ids else None,
-        "prompt_token_ids": request.prompt if request.return_token_ids else None,
-        "prompt_logprobs": None,
-    }
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [choice],
-        "logprobs_mode": LOGPROBS_MODE,
-        "usage": {
-            "prompt_tokens": len(request.prompt),
-            "completion_tokens": len(ids),
-            "total_tokens": len(request.prompt) + len(ids),
-        },
-    }
-
-
-def _logprobs(
-    request: CompletionRequest,
-    choices: Sequence[Choice],
-    decode: Callable[[Sequence[int], bool], str],
-) -> dict[str, Any]:
-    tokens = [decode([choice.token], False) for choice in choices]
-    top: list[dict[str, float]] = []
-    offsets: list[int] = []
-    offset = 0
-    for token, choice in zip(tokens, choices, strict=True):
-        likely = {decode([choice.top_token], False): choice.top_logprob} if request.logprobs else {}
-        top.append({token: choice.logprob, **likely})
-        offsets.append(offset)
-        offset += len(token)
-    return {
-        "tokens": tokens,
-        "token_logprobs": [choice.logprob for choice in choices],
-        "top_logprobs": top,
-        "text_offset": offsets,
-    }
-
-
-def _prompt(value: Any, limits: Limits, encode: Callable[[str], list[int]]) -> list[int]:
-    if isinstance(value, str):
-        value = encode(value)
-    elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
-        value = value[0]
-    ids = _ids(value, "prompt", limits)
-    if not ids:
-        raise HttpError(400, "the prompt is empty")
-    if len(ids) >= limits.context_length:
-        raise HttpError(
-            400,
-            f"This model's maximum context length is {limits.context_length} tokens: "
-            f"the prompt has {len(ids)} and leaves no room",
-        )
-    return ids
-
-
-def _ids(value: Any, name: str, limits: Limits) -> list[int]:
-    if not isinstance(value, list) or any(type(token) is not int for token in value):
-        raise HttpError(400, f"{name} must be one list of token ids")
-    outside = [token for token in value if not 0 <= token < limits.vocabulary]
-    if outside:
-        raise HttpError(400, f"{name} holds {outside[0]}; ids go from 0 to {limits.vocabulary - 1}")
-    return value
-
-
-def _integer(
-    body: dict[str, Any], name: str, default: int | None, low: int, high: int | None
-) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return default
-    if type(value) is not int or value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise HttpError(400, f"{name} must be an integer, {limit}")
-    return value
-
-
-def _number(
-    body: dict[str, Any], name: str, default: float, low: float, high: float, *, above: bool = False
-) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high or (above and value <= low):
-        edge = "above" if above else "from"
-        raise HttpError(400, f"{name} must be a number {edge} {low:g} to {high:g}")
-    return float(value)
-
-
-def _flag(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise HttpError(400, f"{name} must be true or false")
-    return bool(value)

@@ -8,9 +8,10 @@ import gguf
 import numpy as np
 import pytest
 
-from examples.tiny_server.engine import Engine, EngineStoppedError, Sequence
+from examples.tiny_server.engine import Engine, EngineStoppedError
 from examples.tiny_server.model import Chunk, KeyValueCache, Model
-from examples.tiny_server.sampling import Sampling, log_softmax, sample
+from examples.tiny_server.sampling import Choice, Sampling, log_softmax, sample
+from examples.tiny_server.sequences import Sequence
 from examples.tiny_server.weights import gguf_path, load_weights
 from rollouts.inference.rendering import ConversationRenderer
 from tests.unit.inference.conftest import CACHE
@@ -84,7 +85,7 @@ def test_cached_weights_are_the_files_own(model: Model) -> None:
     tensor = tensors["blk.29.ffn_up.weight"]
     expected = gguf.dequantize(tensor.data, tensor.tensor_type)
     size = model.config.feed_forward
-    assert np.array_equal(model._weights.layers[29].gate_up[size:], expected)
+    assert np.array_equal(model.weights.layers[29].gate_up[size:], expected)
 
 
 def test_logprobs_alone_equal_a_full_pass(
@@ -200,6 +201,27 @@ def test_a_cancelled_sequence_ends_and_frees_its_place(model: Model, start: Star
     assert waiting.done.wait(60)
     assert waiting.failure is None
     assert engine.load == (0, 0)
+
+
+@pytest.mark.parametrize(("stop_ids", "reason"), [({9}, "stop"), (set(), "length")])
+def test_who_sees_the_last_token_sees_that_it_is_the_last(stop_ids: set[int], reason: str) -> None:
+    seen: list[str | None] = []
+
+    class Watched(list[Choice]):
+        def append(self, choice: Choice) -> None:
+            seen.append(sequence.finish_reason)
+            super().append(choice)
+
+    sequence = request([5], 2)
+    sequence.stop_ids = frozenset(stop_ids)
+    sequence.choices = Watched()
+
+    sequence.accept(Choice(8, -1.0, 8, -1.0), "1")
+    sequence.accept(Choice(9, -1.0, 9, -1.0), "2")
+
+    assert seen == [None, reason]
+    spans = [(span.version, span.start, span.end) for span in sequence.spans]
+    assert spans == [("1", 0, 1), ("2", 1, 2)]
 
 
 def test_a_stopped_engine_fails_what_it_holds_and_takes_no_more(model: Model) -> None:

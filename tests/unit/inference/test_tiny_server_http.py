@@ -55,8 +55,10 @@ def test_an_answer_has_vllms_shape(client: httpx.Client, tokenizer_folder: Path)
     ):
         assert top[token] == logprob
         assert max(top.values()) >= logprob
+    details = body["usage"].pop("prompt_tokens_details")
     assert body["usage"] == {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
-    assert (body["model"], body["logprobs_mode"]) == (MODEL_NAME, "after_temperature")
+    assert 0 <= details["cached_tokens"] < 11
+    assert (body["model"], body["logprobs_mode"]) == (MODEL_NAME, "processed_logprobs")
 
 
 def test_a_stop_token_is_among_the_ids_and_not_in_the_text(client: httpx.Client) -> None:
@@ -99,7 +101,13 @@ def test_a_text_prompt_works_too(client: httpx.Client) -> None:
         ({"seed": -1}, 400, "seed"),
         ({"logprobs": 20}, 400, "logprobs"),
         ({"n": 2}, 400, "n must be"),
-        ({"stream": True}, 400, "stream"),
+        ({"stream": 1}, 400, "stream"),
+        ({"stream_options": 3, "stream": True}, 400, "stream_options"),
+        ({"stream_options": {"continuous_usage_stats": True}}, 400, "continuous_usage_stats"),
+        ({"stop": ["a"]}, 400, "stop"),
+        ({"repetition_penalty": 1.2}, 400, "repetition_penalty"),
+        ({"cache_salt": 5}, 400, "cache_salt"),
+        ({"request_id": "x" * 257}, 400, "request_id"),
         ({"stop_token_ids": ["a"]}, 400, "stop_token_ids"),
         ({"return_token_ids": 1}, 400, "return_token_ids"),
         ({"model": "gpt-5"}, 404, "does not exist"),
@@ -110,7 +118,10 @@ def test_bad_input_is_refused_with_a_reason(
 ) -> None:
     response = complete(client, **body)
     assert response.status_code == status
-    assert says in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert says in error["message"]
+    kind = "BadRequestError" if status == 400 else "NotFoundError"
+    assert (error["type"], error["param"], error["code"]) == (kind, next(iter(body)), status)
 
 
 @pytest.mark.parametrize("body", [b"{bad", b"", b"[1]", b"\xff", b"[" * 100_000])
@@ -118,6 +129,14 @@ def test_a_body_that_is_no_object_is_refused(client: httpx.Client, body: bytes) 
     response = client.post("/v1/completions", content=body)
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(tiny_server: Server) -> None:
+    address = httpx.URL(tiny_server.url)
+    with socket.create_connection((address.host, address.port or 80), timeout=60) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ")
 
 
 def test_unknown_paths_and_methods(client: httpx.Client) -> None:
