@@ -108,7 +108,19 @@ class UnknownServerKind(InferenceFault):
     code = "inference.unknown_kind"
 
 
+class ControlRefused(InferenceFault):
+    """Say that a server does not offer a control call, or its operator did not allow it."""
+
+    code = "inference.control_refused"
+
+
 class RenderingFault(InferenceFault):
     """Say that messages cannot be turned into token ids with this tokenizer folder."""
 
     code = "inference.rendering"
+
+
+class CannotExtend(RenderingFault):
+    """Say that a template cannot extend a conversation exactly: it has to be rendered anew."""
+
+    code = "inference.cannot_extend"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from examples.tiny_server.answers import completion_body
+from examples.tiny_server.fields import Limits
 from examples.tiny_server.json_http import (
     Answer,
     Exchange,
@@ -14,7 +16,7 @@ from examples.tiny_server.json_http import (
     JsonServer,
 )
 from examples.tiny_server.sampling import Choice
-from examples.tiny_server.wire import CompletionRequest, Limits, completion_body, parse_completion
+from examples.tiny_server.wire import CompletionRequest, parse_completion
 from rollouts.inference.rendering import load_renderer
 from rollouts.inference.tokenizer_folder import TokenizerFolder
 from tests.scripted_server.script import Line, parse_script
@@ -157,7 +159,10 @@ class ScriptedServer:
             while exchange.connected() and not self._stopped.wait(POLL_SECONDS):
                 pass
             raise HangUpError
-        request = parse_completion(exchange.json(), self._limits, self._folder.encode_with_control)
+        # Who asks for a stream gets the answer in one piece, as from any server without streams.
+        request = parse_completion(
+            exchange.json(), self._limits, self._folder.encode_with_control, streams=True
+        )
         line = self._script.next_line(request.prompt)
         if line.delay_seconds:
             self._stopped.wait(line.delay_seconds)

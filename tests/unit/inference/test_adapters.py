@@ -298,7 +298,7 @@ def test_the_servers_own_version_is_kept(
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
-    with pytest.raises(UnknownServerKind, match="'telepathy'; known kinds: vllm"):
+    with pytest.raises(UnknownServerKind, match="'telepathy'; known kinds: llama_cpp, openai, sgl"):
         default_adapters()["telepathy"]
     assert "vllm" in default_adapters()
     assert list(AdapterRegistry({})) == []

@@ -1,0 +1,1 @@
+"""Servers in the shape of others, and servers that misbehave."""
