@@ -9,10 +9,10 @@ VAR ?= var
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup runtime demo up test test-tools test-fast bench-sandbox lint types format doctor clean
+.PHONY: help setup runtime demo up test test-tools test-fast bench-sandbox bench-routing bench-rollouts lint types format doctor clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 $(VENV)/.runtime-installed: requirements.txt requirements-model.txt
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +55,12 @@ test-fast: $(VENV)/.dev-installed ## the tests that need neither workers nor App
 
 bench-sandbox: $(VENV)/.bench-installed runtime ## compare sandboxes with other ways (BENCH="--quick")
 	@exec $(BIN)/python -m benchmarks.sandbox --image $(VAR)/images/base $(BENCH)
+
+bench-routing: $(VENV)/.runtime-installed ## compare ways to route rollouts (BENCH="--rounds 1")
+	@exec $(BIN)/python -m benchmarks.routing $(BENCH)
+
+bench-rollouts: $(VENV)/.runtime-installed ## many rollouts in one run worker (BENCH="--runtime apptainer --rollouts 48")
+	@exec $(BIN)/python -m benchmarks.rollouts $(BENCH)
 
 lint: $(VENV)/.dev-installed ## style, types, import contracts, migrations, API schema
 	$(BIN)/ruff check .

@@ -45,9 +45,11 @@ class Running:
         first = read_stat(self.pid)
         session = first.session if first is not None else 0
         record = (read_record(self.record) if self.record is not None else None) or {}
-        keeper = record.get("keeper_pid", 0)
+        keeper = record.get("keeper_pid", -1)
         return [
-            stat for stat in all_stats() if stat.session == session != 0 or stat.pid == keeper != 0
+            stat
+            for stat in all_stats()
+            if stat.session == session != 0 or keeper in (stat.pid, stat.parent)
         ]
 
     def kill(self) -> None:

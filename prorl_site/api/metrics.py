@@ -13,8 +13,12 @@ from prometheus_client.registry import Collector
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from rollouts.inference.exceptions import RouterUnavailable
+from rollouts.stages import process
 from sandboxes.models import Node, Sandbox
 from sandboxes.states import SandboxState
+
+BREAKER_NUMBERS = {"closed": 0, "half_open": 1, "open": 2}
 
 
 class SandboxCollector(Collector):
@@ -44,6 +48,41 @@ class SandboxCollector(Collector):
         yield from (capacity, leaked, present)
 
 
+class RoutingCollector(Collector):
+    """What is in flight on inference servers, what waits, and which servers are left alone."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families, from the routing store; none when it does not answer."""
+        router = process.router()
+        try:
+            loads, breakers, waiting = router.load(), router.breakers(), router.waiting()
+        except RouterUnavailable:
+            return
+        requests = GaugeMetricFamily(
+            "prorl_inference_requests", "Requests in flight on a server.", labels=["server"]
+        )
+        tokens = GaugeMetricFamily(
+            "prorl_inference_tokens",
+            "Tokens in flight on a server: new prompt tokens and those expected.",
+            labels=["server"],
+        )
+        breaker = GaugeMetricFamily(
+            "prorl_inference_breaker",
+            "0 a server is well, 1 it is tried again with one request, 2 it is left alone.",
+            labels=["server"],
+        )
+        queued = GaugeMetricFamily(
+            "prorl_inference_waiting", "Requests that wait for a slot.", labels=["experiment"]
+        )
+        for server, load in loads.items():
+            requests.add_metric([server], load.requests)
+            tokens.add_metric([server], load.tokens)
+            breaker.add_metric([server], BREAKER_NUMBERS[breakers.get(server, "closed")])
+        for experiment, count in sorted(waiting.items()):
+            queued.add_metric([experiment], count)
+        yield from (requests, tokens, breaker, queued)
+
+
 class MetricsView(APIView):
     """The numbers, in Prometheus' text format, for a token with the scope `read`."""
 
@@ -52,6 +91,7 @@ class MetricsView(APIView):
         """Return all families."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(SandboxCollector())
+        registry.register(RoutingCollector())
         return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 

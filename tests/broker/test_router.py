@@ -137,7 +137,7 @@ def test_an_ended_lease_frees_its_slot(router: Router) -> None:
 
     heir = until_given(router, [only], "other")
 
-    assert router.renew(dead, lease_seconds=LEASE_SECONDS) is False
+    assert router.renew([dead], lease_seconds=LEASE_SECONDS) == [False]
     router.release(dead)
     assert router.in_flight() == {"a": 1}
     router.release(heir)
@@ -147,7 +147,7 @@ def test_a_renewed_lease_holds_its_slot(router: Router) -> None:
     only = server("a", 1)
     held = router.acquire([only], "long", lease_seconds=0.3)
     assert held is not None
-    assert router.renew(held, lease_seconds=LEASE_SECONDS) is True
+    assert router.renew([held], lease_seconds=LEASE_SECONDS) == [True]
     passing = router.acquire([B], "clock", lease_seconds=0.4)
     assert passing is not None
     deadline = time.monotonic() + 10

