@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from rollouts.inference.exceptions import RenderingFault
+from rollouts.text import whole_characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ class TokenizerFolder:
             ControlToken(number, token.content, token.special, token.lstrip, token.rstrip)
             for number, token in sorted(self.full.get_added_tokens_decoder().items())
         )
+        forged = [token.text for token in self.control if self._forges(token)]
+        if forged:
+            raise RenderingFault(f"{path}: plain text gives the control tokens {forged[:3]}")
         self.named_tokens = {
             name: text
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -68,11 +72,11 @@ class TokenizerFolder:
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of text in which nothing is a control token."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return list(self._plain.encode(whole_characters(text), add_special_tokens=False).ids)
 
     def encode_with_control(self, text: str) -> list[int]:
         """Return the ids of text as the tokenizer itself sees it, control tokens included."""
-        return list(self.full.encode(text, add_special_tokens=False).ids)
+        return list(self.full.encode(whole_characters(text), add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids."""
@@ -84,12 +88,17 @@ class TokenizerFolder:
         The sandbox keeps a template from reaching Python; it stays trusted as to its time.
         """
         try:
-            template = self._template = self._template or self._compile(self._template_source())
-            return template.render(**self.named_tokens, **context)
+            template = self._template = self._template or self._compile(self.template_source())
+            try:
+                return template.render(**self.named_tokens, **context)
+            except TypeError:  # DeepSeek V3's joins arguments to text: it wants them written
+                written = [_with_written_arguments(message) for message in context["messages"]]
+                return template.render(**self.named_tokens, **{**context, "messages": written})
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
             raise RenderingFault(f"the chat template of {self.path} refused: {error}") from error
 
-    def _template_source(self) -> str:
+    def template_source(self) -> str:
+        """Return the text of the chat template; raise RenderingFault where there is none."""
         file = self.path / "chat_template.jinja"
         source = file.read_text(encoding="utf-8") if file.is_file() else None
         source = source or self.config.get("chat_template")
@@ -98,6 +107,10 @@ class TokenizerFolder:
         if not isinstance(source, str):
             raise RenderingFault(f"{self.path} has no chat template")
         return source
+
+    def _forges(self, token: ControlToken) -> bool:
+        """Say whether a special token comes out of its text though it is not taken for one."""
+        return token.special and self.encode_text(token.text) == [token.id]
 
     def _compile(self, source: str) -> Template:
         # The same environment as transformers gives templates (chat_template_utils.py).
@@ -121,6 +134,18 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Any) -> Any:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _with_written_arguments(message: Any) -> Any:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call.get("function") or {})
+        if not isinstance(function.get("arguments"), str):
+            function["arguments"] = _to_json(function.get("arguments"))
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **kw: Any) -> str:

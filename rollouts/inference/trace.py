@@ -1,5 +1,6 @@
-"""The trace of one rollout: token ids are the truth, and every prompt extends the last exactly."""
+"""The trace of one rollout: a tree of token runs, each of which its prompts extend exactly."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,18 @@ from typing import Any
 from rollouts.inference.protocol import SamplingParams
 
 UNKNOWN_POLICY_VERSION = -1
+# What a segment's log-probabilities are of, where nobody told and where its turns differ.
+UNKNOWN_LOGPROBS, MIXED_LOGPROBS = "unknown", "mixed"
+
+# Why a prompt began a segment of its own; a handler may give another word.
+FORK_REASONS = (
+    "template_rewrites_history",
+    "truncated",
+    "compacted",
+    "history_edited",
+    "parallel_agent",
+    "prompt_changed",
+)
 
 
 class TraceError(ValueError):
@@ -44,12 +57,29 @@ class Segment:
     versions: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     sampling: dict[str, Any] = field(default_factory=dict)
-    logprob_mode: str = "unknown"
+    logprob_mode: str = UNKNOWN_LOGPROBS
 
     @property
     def token_ids(self) -> list[int]:
         """Return prompt and response as one new list."""
         return self.prompt_ids + self.response_ids
+
+    def common_prefix(self, prompt: Sequence[int]) -> int:
+        """Return how many leading tokens `prompt` (a list) shares with this segment's."""
+        first = _common_prefix(self.prompt_ids, prompt)
+        if first < len(self.prompt_ids):
+            return first
+        return first + _common_prefix(self.response_ids, prompt[first:])
+
+    def is_prefix_of(self, prompt: list[int]) -> bool:
+        """Say whether `prompt` begins with all tokens of this segment."""
+        middle = len(self.prompt_ids)
+        length = middle + len(self.response_ids)
+        last = self.response_ids[-1] if self.response_ids else self.prompt_ids[-1]
+        # The last token alone tells most others apart, without a copy of the prompt.
+        if len(prompt) < length or prompt[length - 1] != last:
+            return False
+        return prompt[:middle] == self.prompt_ids and prompt[middle:length] == self.response_ids
 
     def as_dict(self) -> dict[str, Any]:
         """Return the segment in the API's shape; raise TraceError when it contradicts itself."""
@@ -79,11 +109,15 @@ class Segment:
 
 
 class Trace:
-    """Collect the segments of one rollout. Not thread-safe: one rollout, one thread."""
+    """Collect the segments of one rollout. Not thread-safe: one rollout, one thread.
+
+    Conversations that run side by side may interleave: each prompt finds the segment it extends.
+    """
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
-        self._open = False
+        self._open: set[int] = set()
+        self._current = 0
 
     @property
     def forks(self) -> int:
@@ -102,36 +136,55 @@ class Trace:
 
     @property
     def token_ids(self) -> list[int]:
-        """Return prompt and response of the newest segment, empty before the first prompt."""
-        return self.segments[-1].token_ids if self.segments else []
+        """Return prompt and response of the segment used last, empty before the first prompt."""
+        return self.segments[self._current].token_ids if self.segments else []
 
-    def extend(self, prompt_ids: Sequence[int], *, fork_reason: str = "prompt_changed") -> Segment:
+    def fork_counts(self) -> dict[str, int]:
+        """Return how many segments began as a fork, by reason."""
+        forks = (segment for segment in self.segments if segment.parent is not None)
+        return dict(Counter(segment.fork_reason or "prompt_changed" for segment in forks))
+
+    def common_prefix(self, segment: Segment) -> int:
+        """Return how many leading tokens a fork shares with its parent, 0 without a parent."""
+        if segment.parent is None:
+            return 0
+        return self.segments[segment.parent].common_prefix(segment.prompt_ids)
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        fork_reason: str = "prompt_changed",
+        parent: int | None = None,
+        policy_version: int | None = None,
+    ) -> Segment:
         """Take the next prompt, whole, and return the segment it belongs to.
 
-        A prompt that extends everything before continues the newest segment, its new tokens
-        masked 0. Any other prompt starts a new segment whose parent is the newest, with
-        `fork_reason`. Raises ValueError for an empty prompt.
+        A prompt that begins with all tokens of a segment continues it, the longest such segment
+        if there are several; its new tokens are masked 0 and carry `policy_version`, the version
+        in force (that of the token before where None). Any other prompt starts a new segment,
+        with `fork_reason`; its parent is the segment that shares the longest prefix with it, the
+        newest of equals. `parent` names the one segment to continue or to fork from. Raises
+        ValueError for an empty prompt, TraceError for an unknown parent.
         """
-        prompt = [int(token) for token in prompt_ids]
+        prompt = list(prompt_ids)
         if not prompt:
             raise ValueError("a prompt holds at least one token")
-        if not self.segments:
-            return self._begin(prompt, parent=None, fork_reason=None)
-        newest = self.segments[-1]
-        before = newest.token_ids
-        if prompt[: len(before)] != before:
-            return self._begin(prompt, parent=newest.id, fork_reason=fork_reason)
-        added = prompt[len(before) :]
-        if not newest.response_ids:
-            newest.prompt_ids = prompt
-        elif added:
-            version = newest.versions[-1]
-            newest.response_ids += added
-            newest.response_mask += [0] * len(added)
-            newest.response_logprobs += [0.0] * len(added)
-            newest.versions += [version] * len(added)
-        self._open = True
-        return newest
+        if parent is not None and not 0 <= parent < len(self.segments):
+            raise TraceError(f"there is no segment {parent}")
+        choices = self.segments if parent is None else [self.segments[parent]]
+        fitting = [segment for segment in choices if segment.is_prefix_of(prompt)]
+        if fitting:
+            segment = max(fitting, key=lambda s: (len(s.prompt_ids) + len(s.response_ids), s.id))
+            _continue(segment, prompt, policy_version)
+        elif choices:
+            nearest = max(choices, key=lambda s: (s.common_prefix(prompt), s.id))
+            segment = self._begin(prompt, parent=nearest.id, fork_reason=fork_reason)
+        else:
+            segment = self._begin(prompt, parent=None, fork_reason=None)
+        self._open.add(segment.id)
+        self._current = segment.id
+        return segment
 
     def append_sampled(
         self,
@@ -142,20 +195,26 @@ class Trace:
         finish_reason: str,
         sampling: SamplingParams | None = None,
         logprob_mode: str | None = None,
+        version_runs: Sequence[tuple[int, int]] = (),
+        segment_id: int | None = None,
     ) -> Turn:
         """Append what the policy sampled for the prompt given last; return the turn's marks.
 
+        `version_runs` are (version, number of tokens) in order, empty where all tokens are of
+        `policy_version`. `segment_id` says whose turn it is where conversations interleave.
         Raises TraceError when no prompt was given since the last turn, when ids and
-        log-probabilities differ in number, or when nothing was sampled.
+        log-probabilities differ in number, when the runs do not add up, or when nothing was
+        sampled; the trace is unchanged then.
         """
-        if not self._open:
+        place = self._current if segment_id is None else segment_id
+        if place not in self._open:
             raise TraceError("a sampled turn needs a prompt before it")
         if len(ids) != len(logprobs):
             raise TraceError(f"{len(ids)} ids with {len(logprobs)} log-probabilities")
         if not ids:
             raise TraceError("a sampled turn holds at least one token")
-        segment = self.segments[-1]
-        version = UNKNOWN_POLICY_VERSION if policy_version is None else policy_version
+        versions = _versions(len(ids), policy_version, version_runs)
+        segment = self.segments[place]
         turn = Turn(
             start=len(segment.response_ids),
             end=len(segment.response_ids) + len(ids),
@@ -164,13 +223,14 @@ class Trace:
         segment.response_ids += [int(token) for token in ids]
         segment.response_mask += [1] * len(ids)
         segment.response_logprobs += [float(value) for value in logprobs]
-        segment.versions += [version] * len(ids)
+        segment.versions += versions
         segment.turns.append(turn)
         if sampling is not None:
             segment.sampling = sampling.as_dict()
-        if logprob_mode is not None:
-            segment.logprob_mode = logprob_mode
-        self._open = False
+        mode = logprob_mode or UNKNOWN_LOGPROBS
+        alone = len(segment.turns) == 1
+        segment.logprob_mode = mode if alone or mode == segment.logprob_mode else MIXED_LOGPROBS
+        self._open.discard(place)
         return turn
 
     def as_dict(self) -> list[dict[str, Any]]:
@@ -191,15 +251,51 @@ class Trace:
             if body["parent"] is not None and not 0 <= body["parent"] < position:
                 raise TraceError(f"segment {position} has no earlier parent {body['parent']}")
             trace.segments.append(_segment_from(body))
+        trace._current = max(len(trace.segments) - 1, 0)
         return trace
 
     def _begin(self, prompt: list[int], *, parent: int | None, fork_reason: str | None) -> Segment:
         segment = Segment(
-            id=len(self.segments), prompt_ids=prompt, parent=parent, fork_reason=fork_reason
+            id=len(self.segments),
+            prompt_ids=[int(token) for token in prompt],
+            parent=parent,
+            fork_reason=fork_reason,
         )
         self.segments.append(segment)
-        self._open = True
         return segment
+
+
+def _continue(segment: Segment, prompt: list[int], policy_version: int | None) -> None:
+    if not segment.response_ids:
+        segment.prompt_ids = [int(token) for token in prompt]
+        return
+    known = len(segment.prompt_ids) + len(segment.response_ids)
+    added = [int(token) for token in prompt[known:]]
+    version = segment.versions[-1] if policy_version is None else policy_version
+    segment.response_ids += added
+    segment.response_mask += [0] * len(added)
+    segment.response_logprobs += [0.0] * len(added)
+    segment.versions += [version] * len(added)
+
+
+def _versions(count: int, policy_version: int | None, runs: Sequence[tuple[int, int]]) -> list[int]:
+    if not runs:
+        return [UNKNOWN_POLICY_VERSION if policy_version is None else policy_version] * count
+    if any(run < 1 for _, run in runs) or sum(run for _, run in runs) != count:
+        raise TraceError(f"version runs {list(runs)} do not add up to {count} tokens")
+    return [version for version, run in runs for _ in range(run)]
+
+
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the length of the common prefix, by halves: comparing slices is C's work."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def check_segment(body: Mapping[str, Any]) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from rollouts.inference.exceptions import RenderingFault
+from rollouts.inference.exceptions import CannotExtend, RenderingFault
 from rollouts.inference.families import FamilyRenderer
-from rollouts.inference.rendering import ConversationRenderer, TemplateRenderer, load_renderer
+from rollouts.inference.rendering import ConversationRenderer, load_renderer
+from rollouts.inference.template_renderer import TemplateRenderer
 from rollouts.inference.tokenizer_folder import TokenizerFolder
+from rollouts.inference.trace import Trace
 
 TEMPLATE = Path(__file__).parent / "templates" / "qwen3.jinja"
 MARKS = [
@@ -129,8 +131,9 @@ def test_a_tool_result_cannot_forge_marks_through_the_template(template: Templat
         ('{"family": "qwen99"}', "qwen99"),
         ('{"family": "qwen3", "options": {"nonsense": 1}}', "nonsense"),
         ('{"family": "llama-3"}', "llama-3"),
-        ("{}", "names a family"),
+        ("{}", "names one of: family"),
         ("[]", "no JSON object that"),
+        ('{"history": "edited"}', "sampled or template"),
         ("{", "not JSON"),
     ],
 )
@@ -142,3 +145,40 @@ def test_a_wrong_choice_is_a_clear_fault(
     (tmp_path / "renderer.json").write_text(choice)
     with pytest.raises(RenderingFault, match=says):
         load_renderer(tmp_path)
+
+
+THOUGHT = "<think>\nhidden words\n</think>\n\na.txt<|im_end|>"
+SAID = {"role": "assistant", "reasoning_content": "hidden words", "content": "a.txt"}
+AGAIN = {"role": "user", "content": "And the sizes?"}
+
+
+@pytest.mark.parametrize("choice", [{"history": "template"}, {}])
+@pytest.mark.parametrize("family", [None, "qwen3"])
+def test_a_folder_chooses_and_the_fork_is_counted(
+    qwen_folder: Path, tmp_path: Path, choice: dict[str, str], family: str | None
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).symlink_to(qwen_folder / name)
+    chosen = {**choice, "family": family} if family or choice else {"tool_parser": "hermes"}
+    (tmp_path / "renderer.json").write_text(json.dumps(chosen), encoding="utf-8")
+    renderer = load_renderer(tmp_path)
+    trace, prompt = Trace(), renderer.render([USER])
+    ids = TokenizerFolder(tmp_path).encode_with_control(THOUGHT)
+    trace.extend(prompt)
+    trace.append_sampled(ids, [-0.5] * len(ids), policy_version=1, finish_reason="stop")
+
+    try:
+        trace.extend(renderer.bridge([*prompt, *ids], [AGAIN]))
+    except CannotExtend:
+        again = renderer.render([USER, SAID, AGAIN])
+        trace.extend(again, fork_reason="template_rewrites_history")
+
+    rewrites = "history" in choice
+    assert trace.fork_counts() == ({"template_rewrites_history": 1} if rewrites else {})
+    # What was sampled is there to train on either way, thoughts and all.
+    first = trace.as_dict()[0]
+    assert [
+        token
+        for token, mask in zip(first["response_ids"], first["response_mask"], strict=True)
+        if mask
+    ] == ids

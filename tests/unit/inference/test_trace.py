@@ -175,3 +175,76 @@ def test_a_broken_segment_is_refused(key: str, value: Any) -> None:
 
     with pytest.raises(TraceError):
         Trace.from_dict(body)
+
+
+def test_interleaved_conversations_do_not_fork_each_turn() -> None:
+    trace = Trace()
+    trace.extend([1, 2, 3])
+    sampled(trace, [4])
+    agent = trace.extend([1, 9], fork_reason="parallel_agent")
+    sampled(trace, [5])
+    main = trace.extend([1, 2, 3, 4, 6])
+    again = trace.extend([1, 9, 5, 7])
+    trace.append_sampled([8], [-0.5], policy_version=1, finish_reason="stop", segment_id=main.id)
+    sampled(trace, [8])
+
+    assert (agent.id, again.id, main.id) == (1, 1, 0)
+    assert trace.fork_counts() == {"parallel_agent": 1}
+    assert [segment.token_ids for segment in trace.segments] == [
+        [1, 2, 3, 4, 6, 8],
+        [1, 9, 5, 7, 8],
+    ]
+
+
+def test_a_fork_hangs_on_the_segment_it_shares_most_with() -> None:
+    trace = Trace()
+    trace.extend([1, 2, 3])
+    sampled(trace, [4])
+    trace.extend([1, 7, 7], fork_reason="compacted")
+    sampled(trace, [5])
+
+    third = trace.extend([1, 2, 3, 4 + 96], fork_reason="history_edited")
+    named = trace.extend([1, 2, 8], fork_reason="parallel_agent", parent=1)
+
+    assert (third.parent, trace.common_prefix(third)) == (0, 3)
+    assert (named.parent, trace.common_prefix(named)) == (1, 1)
+    assert trace.fork_counts() == {"compacted": 1, "history_edited": 1, "parallel_agent": 1}
+    with pytest.raises(TraceError, match="no segment 9"):
+        trace.extend([1], parent=9)
+
+
+def test_the_longest_match_wins() -> None:
+    trace = Trace()
+    trace.extend([1])
+    sampled(trace, [2])
+    longer = trace.extend([1, 3], fork_reason="history_edited")
+    sampled(trace, [4])
+    shared = trace.extend([1, 2, 9])
+    assert shared.id == 0
+    assert trace.extend([1, 3, 4, 5]).id == longer.id
+
+
+def test_each_token_carries_its_version() -> None:
+    trace = Trace()
+    trace.extend([1])
+    trace.append_sampled(
+        [2, 3, 4],
+        [-0.1] * 3,
+        policy_version=8,
+        finish_reason="stop",
+        version_runs=((7, 2), (8, 1)),
+    )
+    trace.extend([1, 2, 3, 4, 5])
+    trace.extend([1, 2, 3, 4, 5, 6], policy_version=9)
+
+    (segment,) = trace.as_dict()
+    assert segment["policy_versions"] == [[7, 2], [8, 2], [9, 1]]
+    with pytest.raises(TraceError, match="do not add up to 2"):
+        trace.append_sampled(
+            [2, 3],
+            [-0.1] * 2,
+            policy_version=8,
+            finish_reason="stop",
+            version_runs=((7, 3),),
+        )
+    assert trace.as_dict() == [segment]
