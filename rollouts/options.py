@@ -96,6 +96,7 @@ class Budgets(_Options):
     run_seconds: float = 1800.0
     eval_seconds: float = 600.0
     inference_wait_seconds: float = 300.0
+    max_tool_seconds: float | None = None
 
     @classmethod
     def bounds(cls) -> dict[str, tuple[float, float, bool]]:
@@ -108,6 +109,7 @@ class Budgets(_Options):
             "run_seconds": (1, 86_400, False),
             "eval_seconds": (1, 86_400, False),
             "inference_wait_seconds": (0.1, 86_400, False),
+            "max_tool_seconds": (0.1, 86_400, False),
         }
 
     def of_stage(self, stage: str) -> float:

@@ -8,6 +8,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from rollouts.states import (
+    OPEN_UPDATE,
     AttemptState,
     BatchState,
     GroupState,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         Group,
         InferenceServer,
         Policy,
+        PolicyUpdate,
         Rollout,
         Worker,
     )
@@ -119,6 +121,24 @@ class PolicyQuerySet(models.QuerySet["Policy"]):
         """Keep what the caller may see and change: its own, and those of nobody."""
         del token  # policies are shared between experiments
         return self if user.is_staff else self.filter(Q(owner=user) | Q(owner__isnull=True))
+
+
+class PolicyUpdateQuerySet(models.QuerySet["PolicyUpdate"]):
+    """Adjectives of policies' updates."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "PolicyUpdateQuerySet":
+        """Keep what the caller may see and change: the updates of such policies."""
+        del token
+        mine = Q(policy__owner=user) | Q(policy__owner__isnull=True)
+        return self if user.is_staff else self.filter(mine)
+
+    def open(self) -> "PolicyUpdateQuerySet":
+        """Keep what was neither completed nor abandoned."""
+        return self.filter(state__in=OPEN_UPDATE)
+
+    def unreleased(self) -> "PolicyUpdateQuerySet":
+        """Keep what still holds generation back, or whose end has not reached it yet."""
+        return self.filter(released_at__isnull=True)
 
 
 class InferenceServerQuerySet(models.QuerySet["InferenceServer"]):

@@ -21,6 +21,7 @@ STAGE_TASK: Final = {
 SWEEP_TASK: Final = "rollouts.tasks.sweep_node"
 IMAGE_TASK: Final = "rollouts.tasks.image_build"
 DISPATCH_TASK: Final = "rollouts.tasks.control_dispatch"
+UPDATES_TASK: Final = "rollouts.tasks.control_policy_updates"
 
 
 def named_queue(name: str) -> Queue:

@@ -32,6 +32,7 @@ class StopReason(models.TextChoices):
     AGENT_TIMEOUT = "agent_timeout", "agent_timeout"
     MALFORMED_ACTION = "malformed_action", "malformed_action"
     REPETITION = "repetition", "repetition"
+    POLICY_LAG = "policy_lag", "policy_lag"
 
 
 class Event(models.TextChoices):
@@ -123,3 +124,37 @@ class ServerState(models.TextChoices):
     ACTIVE = "active", "active"
     DRAINING = "draining", "draining"
     REMOVED = "removed", "removed"
+
+
+class UpdateMode(models.TextChoices):
+    """What a policy's update does with what is generated meanwhile."""
+
+    DRAIN_CALLS = "drain-calls", "drain-calls"
+    DRAIN_ROLLOUTS = "drain-rollouts", "drain-rollouts"
+    ABORT = "abort", "abort"
+    NONE = "none", "none"
+
+
+class UpdateState(models.TextChoices):
+    """Life of a policy's update."""
+
+    QUIESCING = "quiescing", "quiescing"
+    READY = "ready", "ready"
+    COMPLETED = "completed", "completed"
+    ABANDONED = "abandoned", "abandoned"
+
+
+class LagAction(models.TextChoices):
+    """What becomes of a rollout whose tokens would span too many policy versions.
+
+    Cut: it ends there and is scored. Drop: it is cancelled. Keep: it goes on.
+    """
+
+    CUT = "cut", "cut"
+    DROP = "drop", "drop"
+    KEEP = "keep", "keep"
+
+
+OPEN_UPDATE = (UpdateState.QUIESCING, UpdateState.READY)
+# In these modes no request is under way once the update is ready.
+HOLDS_CALLS = (UpdateMode.DRAIN_CALLS, UpdateMode.ABORT)

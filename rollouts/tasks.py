@@ -10,6 +10,7 @@ from celery.worker import state
 from rollouts import queues
 from rollouts.services.dispatch import dispatch
 from rollouts.services.image_builds import dispatch_image_builds
+from rollouts.services.policy_updates import advance_updates
 from rollouts.services.reap import reap, request_sweeps
 from rollouts.services.servers import check_servers
 from rollouts.stages.database import database
@@ -90,6 +91,13 @@ def control_check_servers(**_: Any) -> None:
     """Write down the health of every inference server."""
     with database():
         check_servers()
+
+
+@shared_task(name=queues.UPDATES_TASK)
+def control_policy_updates(**_: Any) -> None:
+    """Bring the updates of policies on."""
+    with database():
+        advance_updates()
 
 
 @shared_task(name="rollouts.tasks.control_sweep")

@@ -17,6 +17,7 @@ from rollouts.models import (
     Group,
     InferenceServer,
     Policy,
+    PolicyUpdate,
     Rollout,
     Task,
     TaskSet,
@@ -28,7 +29,16 @@ from rollouts.options import Budgets, Sampling
 from rollouts.services.finish import StoredTrajectory
 from rollouts.services.tokens import create_token
 from rollouts.services.trajectories import store_trajectory
-from rollouts.states import BatchState, GroupState, Outcome, RolloutState, Stage, StopReason
+from rollouts.states import (
+    BatchState,
+    GroupState,
+    Outcome,
+    RolloutState,
+    Stage,
+    StopReason,
+    UpdateMode,
+    UpdateState,
+)
 from sandboxes.models import Environment, Image, ImageBuild, Node, Sandbox
 from sandboxes.states import SandboxPurpose
 
@@ -120,6 +130,24 @@ def make_policy(**columns: Any) -> Policy:
             "model": "tiny",
             "tokenizer": "/models/tiny",
             "version": 3,
+            **columns,
+        }
+    )
+
+
+def make_policy_update(**columns: Any) -> PolicyUpdate:
+    """Return an update that is ready, from the policy's version to the next."""
+    if "policy" not in columns:
+        columns["policy"] = make_policy()
+    policy = columns["policy"]
+    return PolicyUpdate.objects.create(
+        **{
+            "number": policy.updates.count() + 1,
+            "from_version": policy.version,
+            "to_version": policy.version + 1,
+            "mode": UpdateMode.NONE,
+            "state": UpdateState.READY,
+            "ready_at": timezone.now(),
             **columns,
         }
     )

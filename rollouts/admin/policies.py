@@ -9,10 +9,18 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from rollouts.admin.actions import act
+from rollouts.exceptions import InvalidValue
 from rollouts.inference.adapters import default_adapters
-from rollouts.models import InferenceServer, Policy
-from rollouts.services.servers import register_server, remove_server
-from sandboxes.admin.base import BaseAdmin, ReadOnlyInline
+from rollouts.models import InferenceServer, Policy, PolicyUpdate
+from rollouts.services.policy_updates import (
+    abandon_update,
+    begin_update,
+    complete_update,
+    still_running,
+)
+from rollouts.services.servers import check_kind, register_server, remove_server
+from rollouts.states import UpdateMode
+from sandboxes.admin.base import BaseAdmin, ReadOnlyAdmin, ReadOnlyInline
 
 
 class ServerInline(ReadOnlyInline):
@@ -22,9 +30,65 @@ class ServerInline(ReadOnlyInline):
     fields = ["url", "kind", "state", "healthy", "detail", "checked_at"]
 
 
+class UpdateInline(ReadOnlyInline):
+    """Show a policy's updates, the newest first."""
+
+    model = PolicyUpdate
+    fields = ["number", "from_version", "to_version", "mode", "state", "detail", "created_at"]
+    ordering = ["-number"]
+    max_num = 20
+
+
+@admin.register(PolicyUpdate)
+class PolicyUpdateAdmin(ReadOnlyAdmin):
+    """Show weight updates; complete and abandon them."""
+
+    list_display = ["id", "policy", "number", "from_version", "to_version", "mode", "state"]
+    list_select_related = ["policy"]
+    list_filter = ["state", "mode", "policy"]
+    search_fields = ["id"]
+    fields = (
+        *("id", "policy", "number", "from_version", "to_version", "mode", "control", "state"),
+        *("detail", "under_way", "servers", "requested_by"),
+        *("created_at", "paused_at", "ready_at", "ended_at", "released_at"),
+    )
+    readonly_fields = fields
+    actions = ["complete", "abandon"]
+
+    @admin.display(description="under way")
+    def under_way(self, update: PolicyUpdate) -> str:
+        """Return how many generations and rollouts of the policy still run."""
+        calls, rollouts = still_running(policy_id=update.policy_id)
+        said = "unknown: the routing store does not answer" if calls is None else str(calls)
+        return f"generations: {said}; rollouts: {rollouts}"
+
+    @admin.action(description="Complete: go on with the new version", permissions=["operate"])
+    def complete(self, request: HttpRequest, rows: QuerySet[PolicyUpdate]) -> None:
+        """Complete updates."""
+        act(
+            self,
+            request,
+            rows,
+            verb="Complete",
+            call=lambda row: complete_update(policy_id=row.policy_id, number=row.number),
+        )
+
+    @admin.action(description="Abandon: go on with the old version", permissions=["operate"])
+    def abandon(self, request: HttpRequest, rows: QuerySet[PolicyUpdate]) -> None:
+        """Abandon updates."""
+        why = f"Abandoned by {request.user} in the admin."
+        act(
+            self,
+            request,
+            rows,
+            verb="Abandon",
+            call=lambda row: abandon_update(policy_id=row.policy_id, number=row.number, why=why),
+        )
+
+
 @admin.register(Policy)
 class PolicyAdmin(BaseAdmin):
-    """Edit policies; the trainer raises the version."""
+    """Edit policies, begin their updates; the trainer raises the version."""
 
     list_display = ["name", "owner", "model", "version", "context_tokens", "created_at"]
     list_select_related = ["owner"]
@@ -32,11 +96,45 @@ class PolicyAdmin(BaseAdmin):
     search_prefixes = ("name",)
     autocomplete_fields = ["owner"]
     fields = ["name", "owner", "model", "tokenizer", "context_tokens", "version", "created_at"]
-    inlines = [ServerInline]
+    inlines = [ServerInline, UpdateInline]
+    actions = ["begin_drain_calls", "begin_drain_rollouts", "begin_abort"]
 
     def fixed_fields(self, obj: Any) -> list[str]:
         """Keep the version of a policy that exists: a trainer may raise it meanwhile."""
         return ["created_at", *(["name", "version"] if obj else [])]
+
+    @admin.action(
+        description="Begin an update to the next version: let generations end",
+        permissions=["change"],
+    )
+    def begin_drain_calls(self, request: HttpRequest, rows: QuerySet[Policy]) -> None:
+        """Begin updates that wait for running generations."""
+        self._begin(request, rows, UpdateMode.DRAIN_CALLS)
+
+    @admin.action(
+        description="Begin an update to the next version: let rollouts end", permissions=["change"]
+    )
+    def begin_drain_rollouts(self, request: HttpRequest, rows: QuerySet[Policy]) -> None:
+        """Begin updates that wait for running rollouts."""
+        self._begin(request, rows, UpdateMode.DRAIN_ROLLOUTS)
+
+    @admin.action(
+        description="Begin an update to the next version: cut generations", permissions=["change"]
+    )
+    def begin_abort(self, request: HttpRequest, rows: QuerySet[Policy]) -> None:
+        """Begin updates that cut running generations."""
+        self._begin(request, rows, UpdateMode.ABORT)
+
+    def _begin(self, request: HttpRequest, rows: QuerySet[Policy], mode: str) -> None:
+        act(
+            self,
+            request,
+            rows,
+            verb="Begin",
+            call=lambda row: begin_update(
+                policy_id=row.pk, version=row.version + 1, mode=mode, asked_by=request.user
+            ),
+        )
 
 
 class InferenceServerForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -54,6 +152,17 @@ class InferenceServerForm(forms.ModelForm):  # type: ignore[type-arg]
         if not url.startswith(("http://", "https://")):
             raise ValidationError("Use an http:// or https:// address.")
         return url
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse kinds that do not fit the policy."""
+        values: dict[str, Any] = super().clean() or self.cleaned_data
+        policy = values.get("policy") or getattr(self.instance, "policy", None)
+        if policy is not None and "kind" in values:
+            try:
+                check_kind(policy=policy, kind=values["kind"])
+            except InvalidValue as reason:
+                raise ValidationError({"kind": str(reason)}) from reason
+        return values
 
 
 @admin.register(InferenceServer)

@@ -8,7 +8,7 @@ from rest_framework.routers import SimpleRouter
 from rollouts.api.views.batches import BatchViewSet, ExperimentBatchViewSet
 from rollouts.api.views.experiments import ExperimentViewSet
 from rollouts.api.views.groups import ExperimentGroupViewSet, GroupViewSet
-from rollouts.api.views.policies import PolicyViewSet, ServerViewSet
+from rollouts.api.views.policies import PolicyUpdateViewSet, PolicyViewSet, ServerViewSet
 from rollouts.api.views.rollouts import RolloutViewSet
 from rollouts.api.views.snapshots import RolloutSnapshotViewSet, SnapshotViewSet
 from rollouts.api.views.tasks import TaskSetViewSet, TaskViewSet
@@ -37,6 +37,26 @@ urlpatterns = [
         "experiments/<uuid:experiment_id>/batches/",
         long_polled(ExperimentBatchViewSet.as_view(_LIST_AND_CREATE)),
         name="experiment-batches",
+    ),
+    path(
+        "policies/<uuid:policy_id>/updates/",
+        PolicyUpdateViewSet.as_view(_LIST_AND_CREATE),
+        name="policy-updates",
+    ),
+    path(
+        "policies/<uuid:policy_id>/updates/<int:number>/",
+        PolicyUpdateViewSet.as_view({"get": "retrieve"}),
+        name="policy-update",
+    ),
+    path(
+        "policies/<uuid:policy_id>/updates/<int:number>/complete/",
+        PolicyUpdateViewSet.as_view({"post": "complete"}),
+        name="policy-update-complete",
+    ),
+    path(
+        "policies/<uuid:policy_id>/updates/<int:number>/abandon/",
+        PolicyUpdateViewSet.as_view({"post": "abandon"}),
+        name="policy-update-abandon",
     ),
     path(
         "rollouts/<uuid:rollout_id>/snapshots/",

@@ -3,7 +3,7 @@
 from rollouts.models.batch import Batch
 from rollouts.models.experiment import Experiment, Group
 from rollouts.models.idempotency import IdempotencyRecord
-from rollouts.models.policy import InferenceServer, Policy
+from rollouts.models.policy import InferenceServer, Policy, PolicyUpdate
 from rollouts.models.rollout import Attempt, JournalEntry, Rollout
 from rollouts.models.task import Task, TaskSet
 from rollouts.models.token import TrainerToken
@@ -20,6 +20,7 @@ __all__ = [
     "InferenceServer",
     "JournalEntry",
     "Policy",
+    "PolicyUpdate",
     "Rollout",
     "Task",
     "TaskSet",

@@ -11,7 +11,7 @@ from rollouts.models.batch import Batch
 from rollouts.models.policy import Policy
 from rollouts.models.task import Task, TaskSet
 from rollouts.querysets import ExperimentQuerySet, GroupQuerySet
-from rollouts.states import ExperimentState, GroupState
+from rollouts.states import ExperimentState, GroupState, LagAction
 from sandboxes.models import Environment, Snapshot
 
 MAX_SAMPLES = 1024
@@ -46,6 +46,18 @@ class Experiment(models.Model):
     )
     failure_reward = models.FloatField(
         default=0.0, help_text="Reward of a policy that broke its own grading."
+    )
+    max_policy_lag = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="How far a rollout's newest policy version may be from its oldest; empty: any.",
+    )
+    on_policy_lag = models.CharField(
+        max_length=8,
+        choices=LagAction.choices,
+        default=LagAction.CUT,
+        help_text="What becomes of a rollout that would go beyond it: cut ends and scores it, "
+        "drop cancels it, keep lets it go on.",
     )
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
 

@@ -4,14 +4,14 @@ import uuid
 from dataclasses import dataclass
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F
 from django.db.models.functions import Coalesce, Now
 
 from rollouts.exceptions import LeaseLost
-from rollouts.models import Attempt
+from rollouts.models import Attempt, JournalEntry, PolicyUpdate
 from rollouts.services.workers import Registration
-from rollouts.states import AttemptState
+from rollouts.states import AttemptState, Stage, UpdateMode
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,17 @@ def claim_attempt(*, attempt_id: UUID, worker: Registration) -> Claim | None:
     The attempt is counted by its start time before any work is done.
     """
     token = uuid.uuid4()
+    try:
+        return _claim(attempt_id, worker, token)
+    except _HeldBack:
+        return None
+
+
+class _HeldBack(Exception):
+    """An update of the policy waits until no rollout runs; the attempt is published after it."""
+
+
+def _claim(attempt_id: UUID, worker: Registration, token: UUID) -> Claim | None:
     with transaction.atomic():
         # No join here: Django would turn it into `id IN (SELECT …)`, whose answer PostgreSQL does
         # not take again after waiting for a row lock, and two workers would win.
@@ -45,6 +56,8 @@ def claim_attempt(*, attempt_id: UUID, worker: Registration) -> Claim | None:
         if not won:
             return None
         attempt = Attempt.objects.only("rollout_id", "stage", "budget_seconds").get(pk=attempt_id)
+        if attempt.stage == Stage.RUN and _held_back(attempt.rollout_id):
+            raise _HeldBack
     return Claim(
         attempt_id,
         attempt.rollout_id,
@@ -53,6 +66,27 @@ def claim_attempt(*, attempt_id: UUID, worker: Registration) -> Claim | None:
         worker.node_id,
         attempt.budget_seconds,
     )
+
+
+# The shared lock makes a beginning update wait for this claim, and this claim see the update.
+_LOCK_POLICY = """
+SELECT policy.id FROM rollouts_policy AS policy
+JOIN rollouts_experiment AS experiment ON experiment.policy_id = policy.id
+JOIN rollouts_rollout AS rollout ON rollout.experiment_id = experiment.id
+WHERE rollout.id = %s FOR SHARE OF policy
+"""
+
+
+def _held_back(rollout_id: UUID) -> bool:
+    """Tell whether a rollout that has not begun RUN must wait for an update of its policy."""
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK_POLICY, [rollout_id])
+        row = cursor.fetchone()
+    if row is None:
+        return False
+    drains = PolicyUpdate.objects.open().filter(policy_id=row[0], mode=UpdateMode.DRAIN_ROLLOUTS)
+    begun = JournalEntry.objects.filter(rollout_id=rollout_id, restarts=F("rollout__restarts"))
+    return drains.exists() and not begun.exists()
 
 
 def ensure_held(*, claim: Claim) -> None:

@@ -51,6 +51,12 @@ CROSS JOIN LATERAL (
     LIMIT %(limit)s
 ) AS line
 WHERE experiment.state = 'active'
+  AND NOT EXISTS (
+      SELECT FROM rollouts_policyupdate AS policy_update
+      WHERE policy_update.policy_id = experiment.policy_id
+        AND policy_update.mode = 'drain-rollouts'
+        AND policy_update.state IN ('quiescing', 'ready')
+  )
 ORDER BY line.priority DESC, (load.running + line.place)::float / experiment.share,
          line.sequence, line.sample
 LIMIT %(limit)s

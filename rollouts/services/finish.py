@@ -176,6 +176,25 @@ def finish_cancelled(*, claim: Claim) -> None:
         end_rollout(rollout_id=claim.rollout_id, outcome=Outcome.CANCELLED)
 
 
+def drop_rollout(*, claim: Claim, code: str, detail: str) -> None:
+    """End a rollout whose experiment does not want it any more. Raises LeaseLost."""
+    with transaction.atomic():
+        lock_rollout(rollout_id=claim.rollout_id)
+        close_attempt(
+            attempt_id=claim.attempt_id,
+            token=claim.token,
+            state=AttemptState.CANCELLED,
+            code=code,
+            detail=detail,
+        )
+        end_rollout(
+            rollout_id=claim.rollout_id,
+            outcome=Outcome.CANCELLED,
+            failure_code=code,
+            failure_detail=clean_text(detail)[:4000],
+        )
+
+
 def _advance(claim: Claim, **values: Any) -> Rollout:
     """Close the attempt and move the rollout one stage on, or raise LeaseLost."""
     lock_rollout(rollout_id=claim.rollout_id)

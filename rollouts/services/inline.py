@@ -19,13 +19,17 @@ PREFIX = "inline-"
 
 @dataclass(frozen=True, kw_only=True)
 class InlineTask:
-    """One task as the trainer words it; `environment` is `name` or `name@version`."""
+    """One task as the trainer words it; `environment` is `name` or `name@version`.
+
+    `messages` is the conversation that an agent such as `branch` goes on from.
+    """
 
     environment: str
     instruction: str
     payload: Mapping[str, Any] = field(default_factory=dict)
     hidden: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 def add_inline_tasks(*, experiment: Experiment, tasks: Sequence[InlineTask]) -> list[Task]:
@@ -46,7 +50,7 @@ def add_inline_tasks(*, experiment: Experiment, tasks: Sequence[InlineTask]) -> 
                 ref=content,
                 environment=environments[task.environment],
                 instruction=task.instruction,
-                payload=dict(task.payload),
+                payload=_payload(task),
                 hidden=dict(task.hidden),
                 metadata=dict(task.metadata),
                 content_hash=content,
@@ -65,6 +69,13 @@ def _environment(ref: str) -> Environment:
         raise UnknownReference(" ".join(error.messages), code="environment.unknown") from None
 
 
+def _payload(task: InlineTask) -> dict[str, Any]:
+    given = {"messages": list(task.messages)} if task.messages else {}
+    return {**task.payload, **given}
+
+
 def _hash(task: InlineTask, environment: Environment) -> str:
     content = {**asdict(task), "environment": str(environment.pk)}
+    if not task.messages:  # tasks without keep the hash that they were stored with
+        del content["messages"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

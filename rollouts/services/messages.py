@@ -178,3 +178,8 @@ def publish_image_build(*, build_id: UUID, node: str) -> None:
 def publish_dispatch() -> None:
     """Ask for a dispatch soon, once the transaction has committed."""
     _publish(Message(queues.DISPATCH_TASK, (), queues.CONTROL, None, HINT_SECONDS))
+
+
+def publish_policy_updates() -> None:
+    """Ask for the updates of policies to be brought on, once the transaction has committed."""
+    _publish(Message(queues.UPDATES_TASK, (), queues.CONTROL, None, HINT_SECONDS))

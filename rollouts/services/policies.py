@@ -6,7 +6,8 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from rollouts.exceptions import StateConflict
-from rollouts.models import Policy
+from rollouts.models import Policy, Rollout
+from rollouts.states import OPEN_UPDATE, ServerState
 
 
 def create_policy(*, name: str, **values: Any) -> Policy:
@@ -19,14 +20,52 @@ def create_policy(*, name: str, **values: Any) -> Policy:
 
 
 def update_policy(*, policy_id: UUID, **changes: Any) -> Policy:
-    """Change a policy. Raises StateConflict when the new name is taken."""
+    """Change a policy.
+
+    Raises StateConflict when the new name is taken, when an update is open and the version is to
+    change, when a tokenizer comes or goes while servers of the other kind are registered, and
+    when model or tokenizer change while rollouts sample from it: their ids are the old one's.
+    """
     try:
         with transaction.atomic():
             if changes:
+                _check_changes(policy_id, changes)
                 Policy.objects.filter(pk=policy_id).update(**changes)
     except IntegrityError:
         raise _taken(str(changes.get("name"))) from None
     return Policy.objects.get(pk=policy_id)
+
+
+def _check_changes(policy_id: UUID, changes: dict[str, Any]) -> None:
+    policy = Policy.objects.select_for_update().get(pk=policy_id)
+    version = changes.get("version", policy.version)
+    if version != policy.version and policy.updates.filter(state__in=OPEN_UPDATE).exists():
+        raise StateConflict(
+            "An update of the policy is open: complete or abandon it.", code="policy.update_open"
+        )
+    _check_unused(policy, changes)
+    turns = "tokenizer" in changes and (not changes["tokenizer"]) != policy.is_text_only
+    if turns and policy.servers.exclude(state=ServerState.REMOVED).exists():
+        raise StateConflict(
+            "Servers are registered that fit the policy as it is, with or without a tokenizer: "
+            "remove them first.",
+            code="policy.has_servers",
+        )
+
+
+def _check_unused(policy: Policy, changes: dict[str, Any]) -> None:
+    changed = [
+        name
+        for name in ("model", "tokenizer")
+        if name in changes and changes[name] != getattr(policy, name)
+    ]
+    rollouts = Rollout.objects.filter(experiment__policy=policy).unfinished()
+    if changed and rollouts.exists():
+        raise StateConflict(
+            f"Rollouts sample from this policy, and their token ids are those of its present "
+            f"{changed[0]}: wait for their end or stop them, or make another policy.",
+            code="policy.in_use",
+        )
 
 
 def _taken(name: str) -> StateConflict:

@@ -14,12 +14,13 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from rollouts.models import Attempt, Rollout, Worker
+from rollouts.models import Attempt, Experiment, Rollout, Worker
 from rollouts.services.attempts import NO_WORKERS, lock_rollout
 from rollouts.services.batches import expire_batches
 from rollouts.services.cancel import end_if_unclaimed
 from rollouts.services.idempotency import forget_old_calls
 from rollouts.services.messages import publish_attempt, publish_sweep
+from rollouts.services.policy_updates import held_seconds
 from rollouts.services.retry import after_fault
 from rollouts.states import AttemptState, RolloutState, Stage
 from sandboxes.models import Sandbox
@@ -161,7 +162,8 @@ def _give_up_overdue(now: datetime) -> int:
     for attempt in Attempt.objects.running().filter(started_at__isnull=False):
         assert attempt.started_at is not None
         budget = min(attempt.budget_seconds, settings.STAGE_LIMIT_SECONDS)
-        if attempt.started_at + timedelta(seconds=budget + grace) < now:
+        ends_at = attempt.started_at + timedelta(seconds=budget + grace)
+        if ends_at < now and ends_at + timedelta(seconds=_held_seconds(attempt, now)) < now:
             count += _lose_safely(
                 attempt,
                 code=f"{attempt.stage}.overdue",
@@ -170,6 +172,16 @@ def _give_up_overdue(now: datetime) -> int:
                 restart_from_init=True,
             )
     return count
+
+
+def _held_seconds(attempt: Attempt, now: datetime) -> float:
+    """Return for how long updates of the policy kept a RUN attempt from generating."""
+    if attempt.stage != Stage.RUN or attempt.started_at is None:
+        return 0.0
+    policy_id = Experiment.objects.values_list("policy_id", flat=True).get(
+        rollouts=attempt.rollout_id
+    )
+    return held_seconds(policy_id=policy_id, since=attempt.started_at, until=now)
 
 
 def _republish(now: datetime) -> int:

@@ -3,22 +3,26 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from uuid import UUID
 
-from django.db import IntegrityError, transaction
-from django.db.models import F
+from django.conf import settings
+from django.db import DatabaseError, IntegrityError, transaction
+from django.db.models import F, OuterRef
 from django.db.models.functions import Now
 
 from rollouts.exceptions import InvalidValue, NotThere, StateConflict
 from rollouts.inference.adapters import AdapterRegistry, default_adapters
 from rollouts.inference.exceptions import InferenceFault
+from rollouts.inference.keeping import Keeper
 from rollouts.inference.protocol import Health, Server
-from rollouts.models import InferenceServer, Policy
-from rollouts.states import ServerState
+from rollouts.models import InferenceServer, Policy, PolicyUpdate
+from rollouts.states import ServerState, UpdateMode
 from sandboxes.services.connections import release_connection
 
 logger = logging.getLogger(__name__)
@@ -34,7 +38,8 @@ _checking = threading.Lock()
 @lru_cache(maxsize=1)
 def adapters() -> AdapterRegistry:
     """Return the adapters of this process; they keep their connections."""
-    return default_adapters()
+    key = settings.OPENAI_API_KEY
+    return default_adapters(api_keys=dict.fromkeys(settings.OPENAI_HOSTS, key) if key else None)
 
 
 def as_server(row: InferenceServer) -> Server:
@@ -45,6 +50,8 @@ def as_server(row: InferenceServer) -> Server:
         kind=row.kind,
         model=row.policy.model,
         max_in_flight=row.max_in_flight,
+        pool=str(row.policy_id),
+        logprob_mode=row.logprob_mode or None,
     )
 
 
@@ -53,11 +60,12 @@ def register_server(
 ) -> InferenceServer:
     """Add a server to a policy's pool; one that is there already is set active again.
 
-    Raises InvalidValue for an unknown kind. Whether it answers is checked right after, not before:
-    a server may be registered while it starts.
+    Raises InvalidValue for an unknown kind, and for one that does not fit the policy. Whether it
+    answers is checked right after, not before: a server may be registered while it starts.
     """
     if kind not in adapters():
         raise InvalidValue(f"Unknown kind {kind!r}; known: {', '.join(adapters())}.")
+    check_kind(policy=policy, kind=kind)
     url = url.rstrip("/").removesuffix("/v1")
     with transaction.atomic():
         found = (
@@ -70,7 +78,8 @@ def register_server(
             found.state = ServerState.ACTIVE
             found.kind = kind
             found.max_in_flight = max_in_flight
-            found.save(update_fields=["state", "kind", "max_in_flight"])
+            found.logprob_mode = ""
+            found.save(update_fields=["state", "kind", "max_in_flight", "logprob_mode"])
     if found is None:
         try:
             with transaction.atomic():
@@ -82,6 +91,24 @@ def register_server(
                 "The same server is being registered by another call; try again."
             ) from None
     return found
+
+
+def check_kind(*, policy: Policy, kind: str) -> None:
+    """Raise InvalidValue when servers of a kind cannot serve a policy.
+
+    A policy without a tokenizer needs servers that take messages, one with it those that take ids.
+    """
+    gives_tokens = hasattr(adapters()[kind], "generate")
+    if policy.is_text_only and not hasattr(adapters()[kind], "chat"):
+        raise InvalidValue(
+            f"The policy {policy.name} has no tokenizer, so it is text only: its servers are of "
+            f"kind 'openai', not {kind!r}."
+        )
+    if not policy.is_text_only and not gives_tokens:
+        raise InvalidValue(
+            f"Servers of kind {kind!r} give text alone; the policy {policy.name} has a tokenizer "
+            "and needs token ids. Create a policy without a tokenizer for evaluation."
+        )
 
 
 def remove_server(*, server_id: UUID) -> None:
@@ -106,6 +133,14 @@ class Routable:
     servers: tuple[Server, ...]
     version: int | None
     read_at: float
+    # The update that is open, as its id and mode.
+    update: tuple[UUID, str] | None = None
+    # The number of the last update that let requests run while weights were exchanged, 0 for none.
+    unheld: int = 0
+
+    def exchanges_now(self) -> bool:
+        """Tell whether weights may be exchanged at any moment under a running request."""
+        return self.update is not None and self.update[1] == UpdateMode.NONE
 
 
 _listed: dict[int | UUID, Routable] = {}
@@ -123,16 +158,59 @@ def routable_servers(*, policy: Policy, since: float) -> Routable:
         if known is not None and known.read_at >= max(since, time.monotonic() - LISTED_SECONDS):
             return known
         began = time.monotonic()
+        updates = PolicyUpdate.objects.filter(policy_id=OuterRef("policy_id"))
+        open_update, unheld = updates.open(), updates.filter(mode=UpdateMode.NONE)
         try:
             rows = list(
-                InferenceServer.objects.routable().filter(policy=policy).select_related("policy")
+                InferenceServer.objects.routable()
+                .filter(policy=policy)
+                .select_related("policy")
+                .annotate(
+                    update_id=open_update.values("pk")[:1],
+                    update_mode=open_update.values("mode")[:1],
+                    unheld=unheld.order_by("-number").values("number")[:1],
+                )
             )
         finally:
             release_connection()
-        servers = tuple(as_server(row) for row in rows)
-        found = Routable(servers, rows[0].policy.version if rows else None, began)
+        found = _routable(rows, began)
         _listed[policy.pk] = found
         return found
+
+
+def last_read(*, policy: Policy) -> Routable | None:
+    """Return what was read last of a policy: from memory, at once."""
+    return _listed.get(policy.pk)
+
+
+def watched(policy: Policy) -> AbstractContextManager[Policy]:
+    """Have `last_read` be a second old at most inside, where the database answers."""
+    return _watch.keeping(policy)
+
+
+def _read_watched(policies: list[Policy]) -> None:
+    for policy in {each.pk: each for each in policies}.values():
+        try:
+            routable_servers(policy=policy, since=0.0)
+        except DatabaseError as error:
+            logger.warning("the policy %s cannot be read: %s", policy.name, error)
+
+
+_watch: Keeper[Policy] = Keeper("policies", _read_watched, period_seconds=LISTED_SECONDS)
+
+
+def _routable(rows: Sequence[Any], began: float) -> Routable:
+    """Return what the annotated rows of a policy's servers say."""
+    if not rows:
+        return Routable((), None, began)
+    first = rows[0]
+    return Routable(
+        tuple(as_server(row) for row in rows),
+        first.policy.version,
+        began,
+        (first.update_id, first.update_mode) if first.update_id else None,
+        first.unheld or 0,
+    )
 
 
 def check_servers() -> int:
@@ -175,7 +253,8 @@ def _ask(server: Server) -> Health:
 
 
 def _note(row: InferenceServer, health: Health) -> bool:
+    found = {"logprob_mode": health.logprob_mode} if health.logprob_mode else {}
     InferenceServer.objects.filter(pk=row.pk).update(
-        healthy=health.ok, detail=health.detail[:2000], checked_at=Now()
+        healthy=health.ok, detail=health.detail[:2000], checked_at=Now(), **found
     )
     return health.ok

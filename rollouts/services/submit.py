@@ -15,10 +15,12 @@ from rollouts.options import Budgets, Sampling
 from rollouts.services.inline import PREFIX
 from rollouts.services.messages import publish_dispatch
 from rollouts.services.rollout_rows import insert_rollouts
-from rollouts.states import ExperimentState, RolloutState
-from sandboxes.models import Snapshot
+from rollouts.states import ExperimentState, LagAction, RolloutState
+from sandboxes.models import Environment, Snapshot
 
 MAX_GROUPS_PER_CALL = 5000
+# What the layers of a sandbox depend on, and what its setups may have noticed.
+LAYER_FIELDS = ("image_id", "setup", "workdir", "network", "egress_hosts", "gpu")
 MAX_ROLLOUTS_PER_CALL = 100_000
 
 
@@ -47,6 +49,8 @@ def create_experiment(
     share: int = 1,
     max_attempts: int = 3,
     failure_reward: float = 0.0,
+    max_policy_lag: int | None = None,
+    on_policy_lag: str = LagAction.CUT,
 ) -> Experiment:
     """Create an experiment. Raises InvalidValue."""
     if not 1 <= group_size <= MAX_SAMPLES:
@@ -63,6 +67,8 @@ def create_experiment(
             share=share,
             max_attempts=max_attempts,
             failure_reward=failure_reward,
+            max_policy_lag=max_policy_lag,
+            on_policy_lag=on_policy_lag,
         )
         experiment.task_sets.set(task_sets)
     return experiment
@@ -154,15 +160,15 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
 def _check_snapshots(
     experiment: Experiment, requests: Sequence[GroupRequest], tasks: Sequence[Task]
 ) -> None:
-    """Refuse snapshots that are not there, not the owner's, or of another environment.
+    """Refuse snapshots that are not there, not the owner's, or of another kind of sandbox.
 
     Locks the others, so that none is deleted before its groups are written.
     """
     wanted = {request.snapshot for request in requests if request.snapshot is not None}
     if not wanted:
         return
-    locked = Snapshot.objects.ready().select_for_update(no_key=True).order_by("pk")
-    found = locked.in_bulk(wanted)
+    ready = Snapshot.objects.ready().select_related("environment")
+    found = ready.select_for_update(no_key=True, of=("self",)).order_by("pk").in_bulk(wanted)
     own = Rollout.objects.filter(
         pk__in=[snapshot.owner for snapshot in found.values()],
         experiment__owner=experiment.owner,
@@ -177,10 +183,18 @@ def _check_snapshots(
                 f"groups[{place}]: there is no snapshot {request.snapshot} that is ready.",
                 code="snapshot.unknown",
             )
-        if snapshot.environment_id != task.environment_id:
-            raise InvalidValue(
-                f"groups[{place}]: the snapshot is of another environment than the task's."
-            )
+        _check_layers(snapshot.environment, task.environment, place)
+
+
+def _check_layers(made: Environment, wanted: Environment, place: int) -> None:
+    """Refuse an environment whose sandboxes are not those that a snapshot was made in."""
+    differing = [name for name in LAYER_FIELDS if getattr(made, name) != getattr(wanted, name)]
+    if differing:
+        names = ", ".join(name.removesuffix("_id") for name in differing)
+        raise InvalidValue(
+            f"groups[{place}]: the snapshot was made in {made.ref}, which differs from the task's "
+            f"environment {wanted.ref} in {names}; they must be equal."
+        )
 
 
 def _stopped() -> StateConflict:

@@ -84,6 +84,7 @@ def _values(record: TaskRecord, environment: Environment) -> dict[str, Any]:
             "files": encode_files(record.files),
             "agent_timeout_seconds": record.agent_timeout_seconds,
             "verifier_timeout_seconds": record.verifier_timeout_seconds,
+            **({"messages": list(record.messages)} if record.messages else {}),
         },
         "hidden": {
             "tests": encode_files(record.tests),

@@ -9,6 +9,7 @@ from uuid import UUID
 from django.core.files.base import ContentFile
 
 from rollouts.exceptions import NotThere
+from rollouts.inference.trace import UNKNOWN_POLICY_VERSION
 from rollouts.models import Rollout
 from rollouts.services.finish import StoredTrajectory
 from rollouts.states import Outcome
@@ -23,10 +24,21 @@ def store_trajectory(
     segments: Sequence[Mapping[str, Any]],
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
+    agent: Mapping[str, Any] | None = None,
 ) -> StoredTrajectory:
-    """Write what was sampled to the store; the name is unique by attempt, so no try overwrites."""
+    """Write what was sampled to the store; the name is unique by attempt, so no try overwrites.
+
+    `agent` is what the agent counted: malformed actions, calls and errors by tool. The first and
+    last versions are those that are known; how many sampled tokens have none is in the file.
+    """
     body = json.dumps(
-        {"segments": list(segments), "messages": list(messages), "tools": list(tools)},
+        {
+            "segments": list(segments),
+            "messages": list(messages),
+            "tools": list(tools),
+            "agent": dict(agent or {}),
+            "unknown_version_tokens": sum(map(_unknown_version_tokens, segments)),
+        },
         separators=(",", ":"),
         allow_nan=False,
     ).encode()
@@ -36,7 +48,7 @@ def store_trajectory(
         version
         for segment in segments
         for version, _run in segment["policy_versions"]
-        if version >= 0
+        if version != UNKNOWN_POLICY_VERSION
     ]
     sampled = sum(sum(segment["response_mask"]) for segment in segments)
     return StoredTrajectory(
@@ -51,6 +63,16 @@ def store_trajectory(
         first_policy_version=min(versions, default=None),
         last_policy_version=max(versions, default=None),
     )
+
+
+def _unknown_version_tokens(segment: Mapping[str, Any]) -> int:
+    """Return how many sampled tokens of a segment are of a version that nobody knows."""
+    count = place = 0
+    for version, run in segment["policy_versions"]:
+        if version == UNKNOWN_POLICY_VERSION:
+            count += sum(segment["response_mask"][place : place + run])
+        place += run
+    return count
 
 
 def read_trajectory(*, rollout: Rollout) -> dict[str, Any]:
@@ -115,6 +137,7 @@ def empty_trajectory(rollout: Rollout) -> dict[str, Any]:
         **describe(rollout),
         "trainable": False,
         "policy_version": {"first": None, "last": None},
+        "unknown_version_tokens": 0,
         "segments": [],
         "messages": [],
         "tools": [],

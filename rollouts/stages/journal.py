@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from rollouts.handlers.base import Action, JournaledTurn, Message
@@ -13,6 +13,8 @@ from rollouts.stages.database import database
 from sandboxes.runtime.sessions import ShellState
 
 MAX_SHELL_BYTES = 64 * 1024  # of one turn's shell state, as JSON
+_GENERATED = tuple(field.name for field in fields(Generation))
+_CALLED = "call "  # and its number: the kind of a step between sampled and observed
 _DROPPED = ("functions", "aliases", "options", "exports")  # in this order
 
 
@@ -31,29 +33,39 @@ class StageJournal:
         self.seconds_spent = run_seconds(claim=claim) if self._turns else 0.0
 
     def record_sampled(
-        self, turn: int, generation: Generation, prompt_ids: Sequence[int], action: Action
+        self,
+        turn: int,
+        generation: Generation,
+        prompt_ids: Sequence[int],
+        action: Action,
+        *,
+        fork_reason: str | None = None,
     ) -> None:
         """Write a sampled turn. Raises LeaseLost."""
         body = {
-            **asdict(generation),
+            # asdict would copy every token on its own.
+            **{name: getattr(generation, name) for name in _GENERATED},
             **self._prompt_delta(prompt_ids),
             "action": action.as_dict(),
+            "fork_reason": fork_reason,
         }
         self._append(Step(turn, "sampled", body))
         self._so_far = [*prompt_ids, *generation.token_ids]
+
+    def record_called(
+        self, turn: int, call: int, message: Message, shell_state: ShellState | None
+    ) -> None:
+        """Write the result of one of several calls, and the shell's state. Raises LeaseLost."""
+        shell = self._shell_delta(shell_state)
+        self._append(Step(turn, f"{_CALLED}{call}", {"messages": [dict(message)], "shell": shell}))
 
     def record_observed(
         self, turn: int, messages: Sequence[Message], shell_state: ShellState | None
     ) -> None:
         """Write what the turn led to, and the shell's state where it changed. Raises LeaseLost."""
-        kept = self.shell_state if shell_state is None else bounded(shell_state)
-        is_new = kept is not None and kept != self.shell_state
-        body = {
-            "messages": [dict(message) for message in messages],
-            "shell": kept.as_dict() if kept is not None and is_new else None,
-        }
+        shell = self._shell_delta(shell_state)
+        body = {"messages": [dict(message) for message in messages], "shell": shell}
         self._append(Step(turn, "observed", body))
-        self.shell_state = kept
         if self.after_turn is not None:
             self.after_turn(turn + 1, shell_state)
 
@@ -69,6 +81,13 @@ class StageJournal:
         with database():
             append_step(claim=self._claim, step=step)
 
+    def _shell_delta(self, shell_state: ShellState | None) -> dict[str, Any] | None:
+        """Take a state as the present one; return it where it differs from the one before."""
+        kept = self.shell_state if shell_state is None else bounded(shell_state)
+        is_new = kept is not None and kept != self.shell_state
+        self.shell_state = kept
+        return kept.as_dict() if kept is not None and is_new else None
+
     def _prompt_delta(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
         """Return only what a prompt adds to all tokens before it, or all of it after a fork.
 
@@ -82,9 +101,12 @@ class StageJournal:
     def _read(self) -> list[JournaledTurn]:
         steps = read_steps(claim=self._claim)
         observed = {step.turn: step.body for step in steps if step.kind == "observed"}
-        for body in observed.values():
-            if body["shell"] is not None:
-                self.shell_state = ShellState.from_dict(body["shell"])
+        called: dict[int, list[Message]] = {}
+        for step in steps:
+            if step.kind.startswith(_CALLED):
+                called.setdefault(step.turn, []).extend(step.body["messages"])
+            if step.body.get("shell") is not None:
+                self.shell_state = ShellState.from_dict(step.body["shell"])
         turns = []
         for step in steps:
             if step.kind != "sampled":
@@ -101,6 +123,8 @@ class StageJournal:
                     generation=generation,
                     action=Action.from_dict(body["action"]),
                     messages=None if seen is None else tuple(seen["messages"]),
+                    called=tuple(called.get(step.turn, ())),
+                    fork_reason=body.get("fork_reason"),
                 )
             )
         return turns
@@ -124,4 +148,6 @@ def _generation(body: dict[str, Any]) -> Generation:
         server_id=body["server_id"],
         seconds=body["seconds"],
         logprob_mode=body["logprob_mode"],
+        version_runs=tuple((version, run) for version, run in body.get("version_runs", ())),
+        cached_tokens=body.get("cached_tokens"),
     )

@@ -82,6 +82,10 @@ class Held:
             self.cause = "lost"
         return self.cause is not None
 
+    def extend(self, seconds: float) -> None:
+        """Lengthen the budget by time in which the stage was kept from its work."""
+        self._deadline += seconds
+
     def remaining_seconds(self) -> float:
         """Return the seconds left of the stage's budget, by the monotonic clock."""
         return max(0.0, self._deadline - time.monotonic())

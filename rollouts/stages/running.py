@@ -1,35 +1,29 @@
 """RUN: drive the agent against the policy's servers, and store what was sampled."""
 
-import random
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from django.conf import settings
-
 from rollouts.exceptions import InfraFault
-from rollouts.handlers.base import AgentContext, AgentResult, Budget
+from rollouts.handlers.base import AgentContext, AgentResult, Budget, StopReason
+from rollouts.handlers.drive import drive
 from rollouts.handlers.registry import get_handler
-from rollouts.inference.pool import REQUEST_SECONDS, InferencePool
-from rollouts.inference.protocol import Generation, SamplingParams, Server
 from rollouts.inference.rendering import load_renderer
-from rollouts.inference.trace import Trace
-from rollouts.models import Policy, Rollout
+from rollouts.inference.trace import UNKNOWN_POLICY_VERSION, Trace
+from rollouts.models import Rollout
 from rollouts.options import Budgets, Sampling
 from rollouts.services.claim import ensure_held
-from rollouts.services.finish import RunResult, finish_run
-from rollouts.services.servers import adapters, routable_servers
+from rollouts.services.finish import RunResult, drop_rollout, finish_run
 from rollouts.services.trajectories import store_trajectory
-from rollouts.stages import process
 from rollouts.stages.database import database
+from rollouts.stages.generating import Generator, PolicyLagDrop
 from rollouts.stages.journal import StageJournal
 from rollouts.stages.lease import Held
 from rollouts.stages.network import reachable
+from rollouts.stages.prompting import tools_and_prompt
 from rollouts.tools.base import ToolUnavailable
-from rollouts.tools.registry import build_tools
 from rollouts.tools.sandbox import EpisodeSandbox
 from sandboxes.models import Sandbox
 from sandboxes.runtime.protocol import SandboxHandle
@@ -39,19 +33,22 @@ from sandboxes.services.node import node_runtime
 from sandboxes.services.snapshots import take_due_snapshots
 from sandboxes.states import SandboxPurpose, SandboxState
 
-_TIMED_TOOLS = ("bash", "ipython")  # those whose calls the budgets bound
-
 
 def carry_out_run(held: Held) -> None:
     """Carry out RUN. Raises LeaseLost and the faults of sandboxes, inference and agents."""
     with database():
         rollout = Rollout.objects.select_related(
-            "experiment__policy", "environment", "group__task"
+            "experiment__policy", "environment", "group__task", "group__snapshot"
         ).get(pk=held.claim.rollout_id)
         sandbox = find_sandbox(owner=rollout.id, purpose=SandboxPurpose.RUN)
         journal = StageJournal(held.claim)
     trace = Trace()
-    result, tools = _run_agent(held, rollout, sandbox, journal, trace)
+    try:
+        result, tools = _run_agent(held, rollout, sandbox, journal, trace)
+    except PolicyLagDrop as lag:
+        with database():
+            drop_rollout(claim=held.claim, code=lag.code, detail=str(lag))
+        return
     stored = store_trajectory(
         experiment_id=rollout.experiment_id,
         rollout_id=rollout.id,
@@ -59,6 +56,11 @@ def carry_out_run(held: Held) -> None:
         segments=trace.as_dict(),
         messages=result.messages,
         tools=tools,
+        agent={
+            "malformed_actions": result.malformed_actions,
+            "tool_counts": dict(result.tool_counts),
+            "tool_errors": dict(result.tool_errors),
+        },
     )
     if sandbox is not None:
         _freeze(held, sandbox)
@@ -90,11 +92,18 @@ def _run_agent(
     environment, policy = rollout.environment, rollout.experiment.policy
     budgets = Budgets.stored(rollout.experiment.budgets)
     sampling = Sampling.stored(rollout.experiment.sampling)
-    renderer = load_renderer(policy.tokenizer)
-    generate = _Generate(held, policy, sampling, budgets, renderer.stop_token_ids, rollout)
-    timed = {"timeout_seconds": min(budgets.tool_seconds, settings.TOOL_CALL_LIMIT_SECONDS)}
-    tools = build_tools(
-        environment.tools, {name: timed for name in _TIMED_TOOLS if name in environment.tools}
+    stamps = _stamps(journal)
+    known = [stamp for stamp in stamps if stamp != UNKNOWN_POLICY_VERSION]
+    renderer = None if policy.is_text_only else load_renderer(policy.tokenizer)
+    generate = Generator(
+        held,
+        policy,
+        sampling,
+        budgets,
+        () if renderer is None else renderer.stop_token_ids,
+        rollout,
+        oldest_version=min(known, default=None),
+        unknown_versions=len(known) < len(stamps),
     )
     limit = rollout.group.task.payload.get("agent_timeout_seconds") or budgets.run_seconds
     seconds = min(limit, budgets.run_seconds)
@@ -102,8 +111,11 @@ def _run_agent(
     shell: ShellSession | None = None
     inside: EpisodeSandbox | None = None
     try:
+        tools, prompt = network.enter_context(
+            tools_and_prompt(rollout, budgets, cancelled=held.stopping)
+        )
         env = _connect(network, rollout, sandbox, generate)
-        shell = _open_shell(sandbox, journal, env) if rollout.needs_sandbox else None
+        shell = _open_shell(rollout, sandbox, journal, env) if rollout.needs_sandbox else None
         inside = _reach(sandbox, journal, env)
         if sandbox is not None:
             journal.after_turn = partial(_take_snapshots, sandbox)
@@ -111,11 +123,13 @@ def _run_agent(
             if done == len(journal.replay()) > 0:
                 # The lost worker may have had no time to take what its last turn was asked for.
                 journal.after_turn(done, journal.shell_state)
-        result = get_handler(environment.agent).run(
+        generate.deadline = generate.clock() + seconds - journal.seconds_spent
+        result = drive(
+            get_handler(environment.agent),
             AgentContext(
-                instruction=rollout.group.task.instruction,
-                settings=environment.agent_settings,
-                system_prompt=environment.system_prompt,
+                instruction=prompt.instruction,
+                settings=prompt.settings,
+                system_prompt=prompt.system_prompt,
                 tools=tools,
                 renderer=renderer,
                 trace=trace,
@@ -126,15 +140,21 @@ def _run_agent(
                     max_tokens=budgets.max_sampled_tokens,
                     turn_tokens=sampling.max_tokens,
                     context_tokens=policy.context_tokens,
-                    deadline=generate.clock() + seconds - journal.seconds_spent,
+                    deadline=generate.deadline,
+                    tool_seconds=budgets.max_tool_seconds,
                 ),
                 cancelled=held.stopping,
                 shell=shell,
                 sandbox=inside,
                 sampling=generate.params(sampling.max_tokens),
                 clock=generate.clock,
-            )
+                chat=generate.chat if policy.is_text_only else None,
+                messages=rollout.group.task.payload.get("messages") or (),
+            ),
         )
+        generate.drop_unknown()
+        if generate.lagged:
+            result = replace(result, stop_reason=StopReason.POLICY_LAG)
     except ToolUnavailable as lack:  # the image's or the environment's: no retry mends it
         raise InfraFault(str(lack), code=lack.code, retryable=False) from lack
     finally:
@@ -146,8 +166,20 @@ def _run_agent(
     return result, [tool.schema() for tool in tools.values()]
 
 
+def _stamps(journal: StageJournal) -> list[int]:
+    """Return the policy versions of the tokens that earlier workers left, unknown ones as such."""
+    stamps: list[int] = []
+    for turn in journal.replay():
+        told = turn.generation.policy_version
+        if turn.generation.version_runs:
+            stamps += [stamp for stamp, _run in turn.generation.version_runs]
+        elif turn.generation.token_ids:
+            stamps.append(UNKNOWN_POLICY_VERSION if told is None else told)
+    return stamps
+
+
 def _connect(
-    network: ExitStack, rollout: Rollout, sandbox: Sandbox | None, generate: "_Generate"
+    network: ExitStack, rollout: Rollout, sandbox: Sandbox | None, generate: Generator
 ) -> Mapping[str, str]:
     """Serve the sandbox's network until the stack closes; returns the variables it needs."""
     if sandbox is None or sandbox.handle is None:
@@ -170,9 +202,12 @@ def _take_snapshots(sandbox: Sandbox, turns: int, shell_state: ShellState | None
 
 
 def _open_shell(
-    sandbox: Sandbox | None, journal: StageJournal, env: Mapping[str, str]
+    rollout: Rollout, sandbox: Sandbox | None, journal: StageJournal, env: Mapping[str, str]
 ) -> ShellSession:
-    """Open the episode's shell; a journal of an earlier worker restores directory and exports."""
+    """Open the episode's shell.
+
+    A journal of an earlier worker restores directory and exports; a snapshot its directory.
+    """
     if sandbox is None or sandbox.state != SandboxState.READY or sandbox.handle is None:
         raise InfraFault(
             "The sandbox is not there any more.", code="sandbox.gone", restart_from_init=True
@@ -183,8 +218,11 @@ def _open_shell(
             "The sandbox's instance ended.", code="sandbox.gone", restart_from_init=True
         )
     shell = runtime.open_shell(handle, env=env)
-    if journal.shell_state is not None:
-        shell.restore(journal.shell_state)
+    state, snapshot = journal.shell_state, rollout.group.snapshot
+    if state is None and snapshot is not None and snapshot.workdir:
+        state = ShellState(cwd=snapshot.workdir, exports="")
+    if state is not None:
+        shell.restore(state)
     return shell
 
 
@@ -206,81 +244,3 @@ def _freeze(held: Held, sandbox: Sandbox) -> None:
     layer = node_runtime().freeze(SandboxHandle.from_dict(sandbox.handle))
     with database():
         mark_frozen(sandbox_id=sandbox.id, layer=layer)
-
-
-@dataclass
-class _Generate:
-    """Sample one turn on the policy's servers; waiting for them does not use the agent's time."""
-
-    held: Held
-    policy: Policy
-    sampling: Sampling
-    budgets: Budgets
-    stop_token_ids: tuple[int, ...]
-    rollout: Rollout
-    waited: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._pool = InferencePool(
-            process.router(),
-            adapters(),
-            self._servers,
-            request_seconds=max(REQUEST_SECONDS, self.budgets.run_seconds),
-        )
-        self._version = self.policy.version
-        self._asked = 0.0
-
-    def clock(self) -> float:
-        """Return monotonic seconds, standing still while no server answered."""
-        return time.monotonic() - self.waited
-
-    def params(self, max_tokens: int) -> SamplingParams:
-        """Return the sampling parameters of one request."""
-        seed = self.sampling.seed
-        return SamplingParams(
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k if self.sampling.top_k > 0 else None,
-            max_tokens=max_tokens,
-            seed=None if seed is None else (seed + self.rollout.sample) % 2**31,
-            stop_token_ids=self.stop_token_ids,
-        )
-
-    def __call__(self, prompt_ids: Sequence[int], max_tokens: int) -> Generation:
-        """Return the sampled turn, stamped with the policy version in force when it was asked.
-
-        A request that waited for a slot may carry the version of one second before.
-        """
-        began = self._asked = time.monotonic()
-        generation = self._pool.generate(
-            str(self.rollout.id),
-            prompt_ids,
-            self.params(max_tokens),
-            budget_seconds=max(0.1, self.budgets.inference_wait_seconds - self.waited),
-            generation_seconds=max(1.0, self.held.remaining_seconds()),
-            cancelled=self.held.stopping,
-        )
-        self.waited += max(0.0, time.monotonic() - began - generation.seconds)
-        if generation.policy_version is not None:
-            return generation
-        return Generation(
-            token_ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            finish_reason=generation.finish_reason,
-            policy_version=self._version,
-            server_id=generation.server_id,
-            seconds=generation.seconds,
-            logprob_mode=generation.logprob_mode,
-        )
-
-    def server_address(self) -> str | None:
-        """Return the address of a server of the policy, any of those that answer."""
-        with database():
-            servers = self._servers()
-        return random.choice(servers).url if servers else None  # noqa: S311 - spreads the load
-
-    def _servers(self) -> list[Server]:
-        found = routable_servers(policy=self.policy, since=self._asked)
-        if found.version is not None:
-            self._version = found.version
-        return list(found.servers)

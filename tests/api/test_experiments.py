@@ -34,6 +34,8 @@ def test_create_with_defaults(trainer: Caller) -> None:
         "share": 1,
         "max_attempts": 3,
         "failure_reward": 0.0,
+        "max_policy_lag": None,
+        "on_policy_lag": "cut",
         "created_at": row.created_at.isoformat().replace("+00:00", "Z"),
     }
 

@@ -86,6 +86,50 @@ def test_push_of_inline_tasks(trainer: Caller, experiment: Experiment) -> None:
     assert Rollout.objects.count() == 4
 
 
+MESSAGES = [
+    {"role": "user", "content": "  Add 2 and 2."},
+    {"role": "assistant", "content": "5"},
+    {"role": "user", "content": "Look again."},
+]
+
+
+def test_inline_tasks_may_bring_a_conversation(trainer: Caller, experiment: Experiment) -> None:
+    inline = {"environment": factories.make_environment().name, "instruction": "Add."}
+    given = {**inline, "payload": {"setup": "true"}, "messages": MESSAGES}
+
+    entries = [{"inline": inline, "samples": 1}, {"inline": given}, {"inline": given}]
+    response = submit(trainer, experiment, entries)
+
+    assert response.status_code == 202
+    plain, first, again = (group.task for group in Group.objects.order_by("sequence"))
+    assert plain.payload == {}
+    assert first.payload == {"setup": "true", "messages": MESSAGES}
+    assert first == again
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "reason"),
+    [
+        ({"messages": MESSAGES[:2]}, "messages", "the last message is the assistant's"),
+        ({"messages": []}, "messages", "messages must be a list with at least one message."),
+        ({"messages": ["text"]}, "messages", "Must be an object."),
+        ({"messages": "text"}, "messages", "Expected a list of items"),
+        ({"payload": {"messages": MESSAGES}}, "payload", "Send messages beside payload"),
+    ],
+)
+def test_a_conversation_that_is_none_is_refused(
+    trainer: Caller, experiment: Experiment, values: Any, field: str, reason: str
+) -> None:
+    inline = {"environment": factories.make_environment().name, "instruction": "Add.", **values}
+
+    response = submit(trainer, experiment, [{"inline": inline}])
+
+    body = assert_problem(response, 400, "request.invalid")
+    assert list(body["errors"]["groups"]["0"]["inline"]) == [field]
+    assert reason in str(body["errors"]["groups"]["0"]["inline"][field])
+    assert (Group.objects.count(), TaskSet.objects.count()) == (0, 1)
+
+
 def test_inline_task_of_an_unknown_environment(trainer: Caller, experiment: Experiment) -> None:
     inline = {"environment": "moon@2", "instruction": "x"}
 

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from django.utils.timezone import now
 
-from rollouts.models import InferenceServer, Policy
+from rollouts.models import InferenceServer, Policy, Rollout
+from rollouts.states import Outcome, RolloutState
 from tests import factories
 from tests.api.callers import Caller, assert_problem
 
@@ -158,3 +160,32 @@ def test_another_trainers_policy_and_servers_are_not_there(
     assert trainer.call("GET", f"policies/{created['id']}/").json()["version"] == 0
     (left,) = trainer.call("GET", "inference-servers/").json()["results"]
     assert left["state"] == "active"
+
+
+@pytest.mark.parametrize("name", ["model", "tokenizer"])
+def test_what_ids_mean_stays_while_rollouts_sample(trainer: Caller, name: str) -> None:
+    rollout = factories.make_rollout()
+    policy = rollout.experiment.policy
+
+    refused = trainer.call("PATCH", f"policies/{policy.pk}/", {name: "another"})
+    same = trainer.call("PATCH", f"policies/{policy.pk}/", {name: getattr(policy, name)})
+    Rollout.objects.update(state=RolloutState.DONE, outcome=Outcome.CANCELLED, done_at=now())
+    changed = trainer.call("PATCH", f"policies/{policy.pk}/", {name: "another"})
+
+    assert_problem(refused, 409, "policy.in_use")
+    assert (same.status_code, changed.json()[name]) == (200, "another")
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"), [("gpu7.cluster", True), ("10.0.3.4", True), ("metadata.internal", False)]
+)
+def test_servers_are_where_the_operator_says(
+    trainer: Caller, settings: Any, host: str, allowed: bool
+) -> None:
+    settings.INFERENCE_HOSTS = ["gpu*.cluster", "10.0.*"]
+    given = {"policy": factories.make_policy().name, "url": f"http://{host}:8000"}
+
+    response = trainer.call("POST", "inference-servers/", given)
+
+    assert response.status_code == (201 if allowed else 400)
+    assert InferenceServer.objects.count() == int(allowed)

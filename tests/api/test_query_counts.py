@@ -49,6 +49,11 @@ def world(operator: Caller) -> Callable[[], dict[str, Any]]:
         )
         factories.make_task(task_set=shown["tasks"].task_set)
         factories.make_server()
+        if "update" not in shown:
+            shown["update"] = factories.make_policy_update()
+        factories.make_policy_update(
+            policy=shown["update"].policy, state="abandoned", ended_at=root.created_at
+        )
         factories.make_sandbox()
         shown["snapshot"] = Snapshot.objects.create(
             owner=shown["rollout"].pk, environment=factories.make_environment()
@@ -76,6 +81,8 @@ def paths(rows: dict[str, Any]) -> dict[str, str]:
         "experiments/{id}/": f"experiments/{root}/",
         "experiments/{id}/groups/": f"experiments/{root}/groups/",
         "experiments/{id}/batches/": f"experiments/{root}/batches/",
+        "policies/{id}/updates/": f"policies/{rows['update'].policy_id}/updates/",
+        "policies/{id}/updates/{n}/": f"policies/{rows['update'].policy_id}/updates/1/",
         "rollouts/{id}/": f"rollouts/{rollout}/",
         "rollouts/{id}/attempts/": f"rollouts/{rollout}/attempts/",
         "rollouts/{id}/trajectory/": f"rollouts/{rollout}/trajectory/",

@@ -23,7 +23,7 @@ from rollouts.services.servers import (
     register_server,
     routable_servers,
 )
-from rollouts.stages.running import _Generate
+from rollouts.stages.generating import Generator
 from tests.services.line import make_experiment
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -177,10 +177,13 @@ def test_a_rollout_that_waits_for_a_slot_asks_the_database_seldom(policy: Policy
     register_server(policy=policy, url="http://127.0.0.1:9")
 
     class Full:
-        def acquire(self, *_: Any, **__: Any) -> None:
+        def wait(self, *_: Any, **__: Any) -> None:
             return None
 
-    generate = object.__new__(_Generate)
+        def leave(self, *_: Any) -> None:
+            return None
+
+    generate = object.__new__(Generator)
     generate.policy = policy
     generate._asked = began = time.monotonic()
     polls: list[int] = []

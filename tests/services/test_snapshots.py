@@ -17,16 +17,16 @@ from rollouts.services.finish import finish_run
 from rollouts.services.snapshots import ask_for_snapshot, delete_snapshot
 from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.stages.journal import StageJournal
-from sandboxes.models import Environment, Node, Sandbox, Snapshot
+from sandboxes.models import Node, Sandbox, Snapshot
 from sandboxes.runtime.exceptions import FileFault, SandboxGone
 from sandboxes.runtime.fake import FakeRuntime
 from sandboxes.runtime.protocol import SandboxHandle, SandboxSpec
 from sandboxes.runtime.sessions import ShellState
 from sandboxes.services import snapshots
+from sandboxes.services.catalogue import save_environment, save_image
 from sandboxes.services.snapshots import take_due_snapshots
 from tests.services.line import (
     bring_to,
-    make_environment,
     make_experiment,
     make_group,
     make_node,
@@ -366,20 +366,49 @@ def test_a_snapshot_that_is_not_there_not_ready_or_anothers_is_unknown(
     assert Group.objects.count() == before + 2
 
 
-def test_a_snapshot_of_another_environment_is_refused(running: tuple[Rollout, Claim]) -> None:
+def test_a_snapshot_of_equal_sandboxes_may_have_another_agent(
+    running: tuple[Rollout, Claim],
+) -> None:
     rollout, _claim = running
-    current = make_environment()
-    newer = Environment.objects.create(
-        name=current.name, version=current.version + 1, image=current.image
+    source = save_environment(
+        name="source",
+        image=rollout.environment.image,
+        agent="tools",
+        tools=["bash"],
+        limits={"memory_bytes": 1},
     )
-    snapshot = ready_snapshot(rollout, Node.objects.get(name="n1"), environment=newer)
+    snapshot = ready_snapshot(rollout, Node.objects.get(name="n1"), environment=source)
+
+    submit_from(rollout, snapshot.pk)
+
+    assert Group.objects.get(snapshot=snapshot).environment == rollout.environment
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"setup": "touch /x"}, "setup"),
+        ({"workdir": "/src", "network": "host"}, "workdir, network"),
+        ({"network": "allow_list", "egress_hosts": ["a.example"]}, "network, egress_hosts"),
+        ({"gpu": "nvidia"}, "gpu"),
+        ({"image": "other"}, "image"),
+    ],
+)
+def test_a_snapshot_of_other_sandboxes_is_refused(
+    running: tuple[Rollout, Claim], values: dict[str, Any], names: str
+) -> None:
+    rollout, _claim = running
+    image = save_image(name=values.pop("image", "base"), source="base")
+    source = save_environment(name="source", image=image, **values)
+    snapshot = ready_snapshot(rollout, Node.objects.get(name="n1"), environment=source)
     before = Group.objects.count()
 
     with pytest.raises(InvalidValue) as refused:
         submit_from(rollout, snapshot.pk)
 
     assert str(refused.value) == (
-        "groups[1]: the snapshot is of another environment than the task's."
+        "groups[1]: the snapshot was made in source@1, which differs from the task's environment "
+        f"{rollout.environment.ref} in {names}; they must be equal."
     )
     assert Group.objects.count() == before
 

@@ -9,7 +9,8 @@ from rollouts.exceptions import RolloutError
 from rollouts.models import Experiment, Policy
 from rollouts.models.experiment import MAX_SAMPLES
 from rollouts.options import Budgets, Sampling
-from sandboxes.api.strict import StrictSerializer
+from rollouts.states import LagAction
+from sandboxes.api.strict import INTEGER_MAX, StrictSerializer
 
 PRIORITY_LIMIT = 1_000_000
 
@@ -34,6 +35,19 @@ class ExperimentChanges(StrictSerializer):
     share = serializers.IntegerField(required=False, min_value=1, max_value=1000)
     max_attempts = serializers.IntegerField(required=False, min_value=1, max_value=20)
     failure_reward = serializers.FloatField(required=False)
+    max_policy_lag = serializers.IntegerField(
+        required=False,
+        allow_null=True,
+        min_value=0,
+        max_value=INTEGER_MAX,
+        help_text="Newest minus oldest policy version of one rollout's tokens; null: any.",
+    )
+    on_policy_lag = serializers.ChoiceField(
+        choices=LagAction.values,
+        required=False,
+        help_text="What becomes of a rollout that would go beyond it: `cut` ends and scores it, "
+        "`drop` cancels it, `keep` lets it go on.",
+    )
 
 
 class ExperimentInput(ExperimentChanges):
@@ -91,6 +105,8 @@ class ExperimentOutput(serializers.ModelSerializer[Experiment]):
             "share",
             "max_attempts",
             "failure_reward",
+            "max_policy_lag",
+            "on_policy_lag",
             "created_at",
         ]
 

@@ -5,6 +5,11 @@ from typing import Any
 from rest_framework import serializers
 
 from rollouts.api.serializers.experiments import PRIORITY_LIMIT
+from rollouts.handlers.conversation import (
+    MAX_MESSAGES,
+    InvalidConversation,
+    check_conversation,
+)
 from rollouts.models import Group
 from rollouts.models.experiment import MAX_SAMPLES
 from rollouts.services.inline import InlineTask
@@ -20,6 +25,26 @@ class InlineTaskInput(StrictSerializer):
     payload = JsonObjectField(required=False)
     hidden = JsonObjectField(required=False, help_text="For the evaluator only.")
     metadata = JsonObjectField(required=False)
+    messages = serializers.ListField(
+        child=JsonObjectField(),
+        required=False,
+        max_length=MAX_MESSAGES,
+        help_text="The conversation that an agent such as `branch` goes on from: OpenAI's "
+        "messages, the last one the user's or a tool's.",
+    )
+
+    def validate_payload(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Refuse a conversation that nobody checked."""
+        if "messages" in payload:
+            raise serializers.ValidationError("Send messages beside payload, not in it.")
+        return payload
+
+    def validate_messages(self, messages: list[Any]) -> list[dict[str, Any]]:
+        """Return the conversation as it is stored."""
+        try:
+            return check_conversation(messages)
+        except InvalidConversation as error:
+            raise serializers.ValidationError(f"{error}.") from None
 
     def validate(self, attrs: dict[str, Any]) -> Any:
         """Return the task."""

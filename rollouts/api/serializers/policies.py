@@ -5,8 +5,9 @@ from typing import Any
 from rest_framework import serializers
 
 from rollouts.api.fields import PolicyField
-from rollouts.models import InferenceServer, Policy
+from rollouts.models import InferenceServer, Policy, PolicyUpdate
 from rollouts.models.policy import validate_server_url
+from rollouts.states import UpdateMode
 from sandboxes.api.strict import BIG_INTEGER_MAX, INTEGER_MAX, StrictSerializer
 from sandboxes.models import validate_name
 
@@ -17,7 +18,9 @@ class PolicyInput(StrictSerializer):
     name = serializers.CharField(max_length=99, validators=[validate_name])
     model = serializers.CharField(max_length=200)
     tokenizer = serializers.CharField(
-        max_length=500, help_text="Folder of tokenizer and chat template, on every node."
+        max_length=500,
+        allow_blank=True,
+        help_text="Folder of tokenizer and chat template, on every node; empty: text only.",
     )
     context_tokens = serializers.IntegerField(required=False, min_value=16, max_value=INTEGER_MAX)
     version = serializers.IntegerField(required=False, min_value=0, max_value=BIG_INTEGER_MAX)
@@ -29,6 +32,68 @@ class PolicyOutput(serializers.ModelSerializer[Policy]):
     class Meta:
         model = Policy
         fields = ["id", "name", "model", "tokenizer", "context_tokens", "version", "created_at"]
+        read_only_fields = fields
+
+
+class UpdateInput(StrictSerializer):
+    """An update of a policy's weights to begin."""
+
+    version = serializers.IntegerField(
+        min_value=1, max_value=BIG_INTEGER_MAX, help_text="Above the policy's present version."
+    )
+    mode = serializers.ChoiceField(
+        choices=UpdateMode.values,
+        help_text="`drain-calls` waits for running generations, `drain-rollouts` for running "
+        "rollouts, `abort` cuts generations, which go on later from the tokens they had, `none` "
+        "lets them run.",
+    )
+    control = serializers.BooleanField(
+        required=False,
+        default=False,
+        help_text="Have the service pause and resume the servers, where its operator allows it.",
+    )
+
+
+class AbandonInput(StrictSerializer):
+    """Why an update is abandoned."""
+
+    detail = serializers.CharField(required=False, allow_blank=True, max_length=1000)
+
+
+class ServerAnswerOutput(serializers.Serializer[Any]):
+    """What one server said of its weights."""
+
+    server = serializers.UUIDField()
+    url = serializers.CharField()
+    version = serializers.IntegerField(allow_null=True)
+    said = serializers.CharField(help_text="`not told`: the server does not tell its version.")
+    ok = serializers.BooleanField()
+
+
+class UpdateOutput(serializers.ModelSerializer[PolicyUpdate]):
+    """An update of a policy's weights."""
+
+    servers = ServerAnswerOutput(many=True, read_only=True)
+
+    class Meta:
+        model = PolicyUpdate
+        fields = [
+            "id",
+            "policy",
+            "number",
+            "from_version",
+            "to_version",
+            "mode",
+            "control",
+            "state",
+            "detail",
+            "servers",
+            "created_at",
+            "paused_at",
+            "ready_at",
+            "ended_at",
+            "released_at",
+        ]
         read_only_fields = fields
 
 

@@ -169,6 +169,9 @@ class TrajectorySchema(serializers.Serializer[Any]):
     rewards = NumbersField()
     trainable = serializers.BooleanField()
     policy_version = VersionSpanSchema()
+    unknown_version_tokens = serializers.IntegerField(
+        required=False, help_text="Sampled tokens of a policy version that nobody knows."
+    )
     turns = serializers.IntegerField()
     timings = NumbersField()
     segments = SegmentSchema(many=True)

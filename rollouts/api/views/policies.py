@@ -1,7 +1,9 @@
 """Policies and their inference servers."""
 
 from typing import Any
+from uuid import UUID
 
+from django.http import Http404
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins, status, viewsets
 from rest_framework.decorators import action
@@ -12,15 +14,25 @@ from rollouts.api.filters import ServerFilter
 from rollouts.api.idempotent import idempotent
 from rollouts.api.scoping import VisibleMixin
 from rollouts.api.serializers.policies import (
+    AbandonInput,
     ClearedOutput,
     ClearInput,
     PolicyInput,
     PolicyOutput,
     ServerInput,
     ServerOutput,
+    UpdateInput,
+    UpdateOutput,
 )
-from rollouts.models import InferenceServer, Policy
+from rollouts.models import InferenceServer, Policy, PolicyUpdate
 from rollouts.services.policies import create_policy, update_policy
+from rollouts.services.policy_updates import (
+    abandon_update,
+    begin_update,
+    check_ready,
+    complete_update,
+    find_update,
+)
 from rollouts.services.servers import clear_servers, register_server, remove_server
 
 
@@ -54,6 +66,67 @@ class PolicyViewSet(
         given.is_valid(raise_exception=True)
         changed = update_policy(policy_id=policy.pk, **given.validated_data)
         return Response(PolicyOutput(changed).data)
+
+
+class PolicyUpdateViewSet(
+    VisibleMixin,
+    mixins.ListModelMixin,
+    viewsets.GenericViewSet[PolicyUpdate],
+):
+    """Weight updates of one policy."""
+
+    queryset = PolicyUpdate.objects.all()
+    serializer_class = UpdateOutput
+    required_scope = "policy"
+
+    @extend_schema(request=UpdateInput, responses={202: UpdateOutput})
+    @idempotent()
+    def create(self, request: Request, policy_id: UUID) -> Response:
+        """Begin an update; ask for it until it is `ready`."""
+        policy = _visible_policy(request, policy_id)
+        given = UpdateInput(data=request.data)
+        given.is_valid(raise_exception=True)
+        update = begin_update(policy_id=policy.pk, asked_by=request.user, **given.validated_data)
+        return Response(UpdateOutput(update).data, status=status.HTTP_202_ACCEPTED)
+
+    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """Return the policy's updates, the newest first."""
+        _visible_policy(request, kwargs["policy_id"])
+        return super().list(request, *args, **kwargs)
+
+    def retrieve(self, request: Request, policy_id: UUID, number: int) -> Response:
+        """Return an update as it stands now."""
+        policy = _visible_policy(request, policy_id)
+        found = find_update(policy_id=policy.pk, number=number)
+        return Response(UpdateOutput(check_ready(update_id=found.pk)).data)
+
+    @extend_schema(request=None, responses=UpdateOutput)
+    def complete(self, request: Request, policy_id: UUID, number: int) -> Response:
+        """Go on with the new version; 409 when a server says another. Again: changes nothing."""
+        policy = _visible_policy(request, policy_id)
+        return Response(UpdateOutput(complete_update(policy_id=policy.pk, number=number)).data)
+
+    @extend_schema(request=AbandonInput, responses=UpdateOutput)
+    def abandon(self, request: Request, policy_id: UUID, number: int) -> Response:
+        """Go on with the old version. Again: changes nothing."""
+        policy = _visible_policy(request, policy_id)
+        given = AbandonInput(data=request.data)
+        given.is_valid(raise_exception=True)
+        update = abandon_update(
+            policy_id=policy.pk, number=number, why=given.validated_data.get("detail", "")
+        )
+        return Response(UpdateOutput(update).data)
+
+    def get_queryset(self) -> Any:
+        """Return the visible updates of the policy in the path."""
+        return super().get_queryset().filter(policy_id=self.kwargs.get("policy_id"))
+
+
+def _visible_policy(request: Request, policy_id: UUID) -> Policy:
+    policy = Policy.objects.visible_to(request.user, request.auth).filter(pk=policy_id).first()
+    if policy is None:
+        raise Http404
+    return policy
 
 
 class ServerViewSet(
