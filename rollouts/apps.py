@@ -9,5 +9,10 @@ class RolloutsConfig(AppConfig):
     name = "rollouts"
 
     def ready(self) -> None:
-        """Register the system checks."""
+        """Register the system checks and name the plug-ins."""
+        from django.conf import settings
+
         from rollouts import checks  # noqa: F401
+        from rollouts.handlers.registry import HANDLERS
+
+        HANDLERS.configure(settings.AGENT_HANDLERS)

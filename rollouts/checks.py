@@ -5,7 +5,9 @@ from typing import Any
 
 from celery.app.defaults import NAMESPACES, flatten
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from rollouts.handlers.registry import HANDLERS
 
 
 @register()
@@ -43,6 +45,20 @@ def check_deadlines(**_: Any) -> list[CheckMessage]:
 
 
 @register()
+def check_accounts(**_: Any) -> list[CheckMessage]:
+    """Refuse MCP servers as the sandboxes' account: a flaw of one would reach every rollout."""
+    if not settings.MCP_SERVERS or settings.MCP_ACCOUNT != settings.SANDBOX_ACCOUNT:
+        return []
+    return [
+        Error(
+            f"PRORL_MCP_ACCOUNT is {settings.MCP_ACCOUNT}, the account of the sandboxes.",
+            hint="It owns every instance and layer of the node: name another one.",
+            id="rollouts.E006",
+        )
+    ]
+
+
+@register()
 def check_setting_names(**_: Any) -> list[CheckMessage]:
     """Refuse PRORL_ variables that no setting reads: a typo would be silent."""
     return [
@@ -67,6 +83,19 @@ def check_celery_keys(**_: Any) -> list[CheckMessage]:
         )
         for name in dir(settings)
         if name.startswith("CELERY_") and name not in known
+    ]
+
+
+@register()
+def check_agent_handlers(**_: Any) -> list[CheckMessage]:
+    """Tell which agents were left out; the others work."""
+    return [
+        Warning(
+            f"An agent handler was left out: {fault}",
+            hint="See docs/agents.md; environments that name it cannot run.",
+            id="rollouts.W005",
+        )
+        for fault in HANDLERS.faults
     ]
 
 

@@ -3,21 +3,29 @@
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error, Warning, register
 
-RUNTIMES = ("apptainer", "local")
+RUNTIMES = ("apptainer", "local", "fake")
 OVERLAYS = ("auto", "kernel", "fuse")
 
 
 @register()
 def check_runtime(**_: Any) -> list[CheckMessage]:
-    """Refuse a runtime that does not exist."""
+    """Refuse a runtime that does not exist, and warn of the one that runs nothing."""
+    if settings.SANDBOX_RUNTIME == "fake":
+        return [
+            Warning(
+                "PRORL_RUNTIME is 'fake': nothing runs, every command is answered with nothing.",
+                hint="It is for measuring what stands above sandboxes; rewards mean nothing.",
+                id="sandboxes.W004",
+            )
+        ]
     if settings.SANDBOX_RUNTIME in RUNTIMES:
         return []
     return [
         Error(
             f"PRORL_RUNTIME is {settings.SANDBOX_RUNTIME!r}.",
-            hint=f"Set it to one of: {', '.join(RUNTIMES)}.",
+            hint="Set it to one of: apptainer, local.",
             id="sandboxes.E001",
         )
     ]

@@ -22,6 +22,7 @@ from sandboxes.states import (
     ImageReuse,
     ImageState,
     Network,
+    PromptFormat,
     SandboxPurpose,
     SandboxState,
     SnapshotState,
@@ -91,7 +92,23 @@ class Environment(models.Model):
     agent = models.CharField(max_length=99, default="command_line")
     agent_settings = models.JSONField(default=dict, blank=True)
     system_prompt = models.TextField(blank=True)
-    tools = models.JSONField(default=list, blank=True)
+    prompt_format = models.CharField(
+        max_length=16,
+        choices=PromptFormat.choices,
+        default=PromptFormat.PLAIN,
+        db_default=PromptFormat.PLAIN,
+        help_text="How system prompt, instruction_template, demonstrations and tool descriptions "
+        "are read.",
+    )
+    tools = models.JSONField(
+        default=list, blank=True, help_text='Such as ["bash", "submit", "mcp:files/read"].'
+    )
+    tool_settings = models.JSONField(
+        default=dict,
+        db_default={},
+        blank=True,
+        help_text='By tool: its settings, and a "description" in place of its own.',
+    )
     network = models.CharField(max_length=16, choices=Network.choices, default=Network.NONE)
     egress_hosts = models.JSONField(
         default=list,

@@ -11,6 +11,13 @@ class ImageState(models.TextChoices):
     BROKEN = "broken", "broken"
 
 
+class PromptFormat(models.TextChoices):
+    """How the texts of an environment's prompt are read."""
+
+    PLAIN = "plain", "plain: as they are, {instruction} aside"
+    JINJA = "jinja", "jinja: as Jinja2 templates"
+
+
 class ImageReuse(models.TextChoices):
     """When an explicit build takes what a node has built before."""
 

@@ -9,7 +9,7 @@ from rest_framework.routers import SimpleRouter
 from evaluators.registry import EVALUATORS
 from rollouts.api.idempotent import idempotent
 from rollouts.handlers.registry import HANDLERS
-from rollouts.tools.registry import TOOLS
+from rollouts.services.prompts import prompt_rule, tool_rule
 from sandboxes.api import views
 from sandboxes.api.image_builds import ImageBuildViewSet
 
@@ -24,7 +24,8 @@ class CatalogueEnvironments(views.EnvironmentViewSet):
     """Catalogue of environments; every edit is a new version."""
 
     create: Any = idempotent()(views.EnvironmentViewSet.create)
-    registries = {"agents": HANDLERS, "evaluators": EVALUATORS, "tools": TOOLS}
+    registries = {"agents": HANDLERS, "evaluators": EVALUATORS}
+    rules = (prompt_rule, tool_rule)
 
 
 router = SimpleRouter(use_regex_path=False)

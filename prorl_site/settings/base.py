@@ -161,6 +161,9 @@ CELERY_BEAT_SCHEDULE = {
     "check-servers": _every(
         ENV.seconds("PRORL_SERVER_CHECK_SECONDS", 15, minimum=1), "control_check_servers"
     ),
+    "policy-updates": _every(
+        ENV.seconds("PRORL_POLICY_UPDATE_SECONDS", 2, minimum=0.2), "control_policy_updates"
+    ),
 }
 
 # 6. Node and sandboxes --------------------------------------------------------------------------
@@ -241,7 +244,7 @@ SPECTACULAR_SETTINGS = {
             ],
             "sandboxes": [
                 *("ImageBuildKind", "ImageBuildState", "ImageReuse", "ImageState"),
-                *("Network", "SandboxPurpose", "SandboxState"),
+                *("Network", "PromptFormat", "SandboxPurpose", "SandboxState"),
             ],
         }.items()
         for name in names
@@ -301,3 +304,25 @@ LOGGING = {
         "rollouts": {"level": LOG_LEVEL},
     },
 }
+
+# Host-side tools ---------------------------------------------------------------------------------
+SEARCH_URL = ENV.text("PRORL_SEARCH_URL", "")
+SEARCH_HOSTS = ENV.words("PRORL_SEARCH_HOSTS")
+# Not the sandboxes' account, which owns every instance and layer of this node.
+MCP_ACCOUNT = ENV.text("PRORL_MCP_ACCOUNT", "nobody")
+MCP_SERVERS = ENV.text("PRORL_MCP_SERVERS", "")
+TOOL_RECORDING = ENV.text("PRORL_TOOL_RECORDING", "live")
+TOOL_RECORDINGS = ENV.text("PRORL_TOOL_RECORDINGS", str(VAR_DIR / "recordings"))
+
+# Policy updates ----------------------------------------------------------------------------------
+POLICY_CONTROL = ENV.boolean("PRORL_POLICY_CONTROL", False)
+POLICY_GATE_LEASE_SECONDS = ENV.seconds("PRORL_POLICY_GATE_LEASE_SECONDS", 15, minimum=0.5)
+
+# Agents ------------------------------------------------------------------------------------------
+AGENT_HANDLERS = ENV.words("PRORL_AGENT_HANDLERS")
+
+# Chat servers ------------------------------------------------------------------------------------
+# Patterns of the hosts that trainers may name as inference servers; empty: any.
+INFERENCE_HOSTS = ENV.words("PRORL_INFERENCE_HOSTS")
+OPENAI_API_KEY = ENV.text("PRORL_OPENAI_API_KEY", "")
+OPENAI_HOSTS = ENV.words("PRORL_OPENAI_HOSTS", "api.openai.com")

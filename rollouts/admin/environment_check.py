@@ -6,9 +6,9 @@ from typing import Any
 from evaluators.base import EvaluatorFault
 from evaluators.registry import get_evaluator
 from rollouts.handlers.base import InvalidAgentSettings, UnknownHandler
+from rollouts.handlers.prompt import PromptTexts, plain_settings
 from rollouts.handlers.registry import get_handler
-from rollouts.tools.base import InvalidToolSettings, UnknownTool
-from rollouts.tools.registry import build_tools
+from rollouts.services.prompts import template_errors, tool_errors
 from sandboxes.limits import limit_errors
 from sandboxes.network.allow_list import InvalidPattern, parse_pattern
 from sandboxes.states import Network
@@ -17,7 +17,8 @@ from sandboxes.states import Network
 def environment_errors(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the field and the reason of everything that no worker could run."""
     yield from _agent_errors(values)
-    yield from _tool_errors(values["tools"])
+    yield from template_errors(values)
+    yield from tool_errors(values["tools"], values["tool_settings"])
     yield from _evaluator_errors(values)
     yield from _limit_errors(values["limits"])
     yield from _network_errors(values)
@@ -36,21 +37,19 @@ def _agent_errors(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "agent", str(error)
         return
     try:
-        handler.validate(settings)
+        handler.validate(plain_settings(_texts(values)))
     except InvalidAgentSettings as error:
         yield "agent_settings", str(error)
     if handler.needs_sandbox and values["image"] is None:
         yield "image", f"Agent {handler.name} works in a sandbox: choose an image."
 
 
-def _tool_errors(tools: Any) -> Iterator[tuple[str, str]]:
-    if not isinstance(tools, list) or not all(isinstance(name, str) for name in tools):
-        yield "tools", "It must be a JSON list of names."
-        return
-    try:
-        build_tools(tools)
-    except (UnknownTool, InvalidToolSettings) as error:
-        yield "tools", str(error)
+def _texts(values: Mapping[str, Any]) -> PromptTexts:
+    return PromptTexts(
+        format=values["prompt_format"],
+        system_prompt=values["system_prompt"],
+        settings=values["agent_settings"],
+    )
 
 
 def _evaluator_errors(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,19 +1,23 @@
 """Admin of environments: saving makes a new version."""
 
 from typing import Any
+from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.options import IS_POPUP_VAR
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.shortcuts import get_object_or_404, redirect
+from django.template.response import TemplateResponse
+from django.urls import path
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from evaluators.registry import EVALUATORS
 from rollouts.admin.environment_check import environment_errors
+from rollouts.admin.prompt_preview import preview_page
 from rollouts.handlers.registry import HANDLERS
 from sandboxes.admin.base import BaseAdmin
 from sandboxes.models import Environment, Node
@@ -28,7 +32,9 @@ SAVED = (
     "agent",
     "agent_settings",
     "system_prompt",
+    "prompt_format",
     "tools",
+    "tool_settings",
     "network",
     "egress_hosts",
     "gpu",
@@ -67,6 +73,7 @@ class EnvironmentAdmin(BaseAdmin):
     """Edit the catalogue; a version that exists is never changed."""
 
     form = EnvironmentForm
+    change_form_template = "admin/sandboxes/environment/change_form.html"
     list_display = ["ref", "image", "agent", "evaluator", "network_shown", "created_at"]
     list_select_related = ["image"]
     list_filter = ["agent", "evaluator", "network"]
@@ -85,9 +92,37 @@ class EnvironmentAdmin(BaseAdmin):
                 ]
             },
         ),
-        ("Agent", {"fields": ["agent", "agent_settings", "system_prompt", "tools"]}),
+        (
+            "Agent",
+            {
+                "fields": [
+                    *("agent", "agent_settings", "prompt_format", "system_prompt"),
+                    *("tools", "tool_settings"),
+                ]
+            },
+        ),
         ("Evaluator", {"fields": ["evaluator", "evaluator_settings"]}),
     ]
+
+    def get_urls(self) -> list[Any]:
+        """Add the page that shows the prompt."""
+        view = self.admin_site.admin_view(self.prompt_view)
+        shown = path("<uuid:pk>/prompt/", view, name="sandboxes_environment_prompt")
+        return [shown, *super().get_urls()]
+
+    def prompt_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """Show the first prompt as a policy's model will see it."""
+        environment = get_object_or_404(Environment, pk=pk)
+        if not self.has_view_permission(request, environment):
+            raise PermissionDenied
+        page = {
+            **self.admin_site.each_context(request),
+            "title": f"{environment.ref} as the model sees it",
+            "opts": self.opts,
+            "environment": environment,
+            **preview_page(request, environment),
+        }
+        return TemplateResponse(request, "admin/sandboxes/environment/prompt.html", page)
 
     def fixed_fields(self, obj: Any) -> list[str]:
         """Fix the name of an environment that exists: another name is another environment."""

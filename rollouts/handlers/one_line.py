@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rollouts.handlers.base import Action
 
 FENCE = re.compile(r"^```[\w+-]*$")
-INLINE_FENCE = re.compile(r"^```(?:(?:bash|sh|shell|console)\s+)?(.*?)```$")
+INLINE_LANGUAGE = re.compile(r"(?:bash|sh|shell|console)\s+")
 PROMPT = re.compile(r"^\$\s+")
 
 NO_COMMAND = (
@@ -49,9 +49,10 @@ def _lines(text: str, *, complete: bool) -> Iterator[tuple[str, bool]]:
 def _bare(line: str) -> str:
     if FENCE.match(line):
         return ""
-    inline = INLINE_FENCE.match(line)
-    if inline:
-        line = inline.group(1).strip()
+    if len(line) >= len("``````") and line.startswith("```") and line.endswith("```"):
+        inside = line[3:-3]
+        language = INLINE_LANGUAGE.match(inside)
+        line = inside[language.end() if language else 0 :].strip()
     elif len(line) > 2 and line[0] == line[-1] == "`" and "`" not in line[1:-1]:
         line = line[1:-1].strip()
     return PROMPT.sub("", line)

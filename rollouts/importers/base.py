@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,7 +32,8 @@ class TaskRecord:
     `files` are put under `/setup` before `setup` runs; `tests` go to `/tests` for grading only
     and `solution` to `/solution` never during a rollout: both are hidden from the agent, as is
     `evaluator_payload`. Timeouts are seconds. `environment` is what the task asks of its
-    sandbox (cpus, memory_mb, storage_mb, workdir, env, network_mode), as JSON.
+    sandbox (cpus, memory_mb, storage_mb, workdir, env, network_mode), as JSON. `messages` is the
+    conversation that an agent such as `branch` goes on from, as `check_conversation` returns it.
     """
 
     ref: str
@@ -49,11 +50,12 @@ class TaskRecord:
     evaluator_settings: Mapping[str, Any] = field(default_factory=dict)
     evaluator_payload: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
 
     @property
     def content_hash(self) -> str:
         """Return a sha256 over all but `ref`: equal on every machine for equal content."""
-        body = {
+        body: dict[str, Any] = {
             "instruction": self.instruction,
             "setup": self.setup,
             "files": encode_files(self.files),
@@ -65,6 +67,8 @@ class TaskRecord:
             "evaluator": [self.evaluator, self.evaluator_settings, self.evaluator_payload],
             "metadata": self.metadata,
         }
+        if self.messages:  # tasks without keep the hash that they were imported with
+            body["messages"] = list(self.messages)
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -9,11 +9,15 @@ from typing import Any
 
 from evaluators.base import EvaluatorFault
 from evaluators.registry import get_evaluator
+from rollouts.handlers.base import Message
+from rollouts.handlers.conversation import InvalidConversation, check_conversation
 from rollouts.importers.base import RejectedTask, TaskRecord, TaskRejected, json_copy
 from rollouts.importers.folder import decode_text
 
 MAX_LINE_BYTES = 10_000_000
-KNOWN = frozenset({"ref", "instruction", "answer", "evaluator", "evaluator_settings", "metadata"})
+KNOWN = frozenset(
+    {"ref", "instruction", "answer", "evaluator", "evaluator_settings", "metadata", "messages"}
+)
 
 
 def read_jsonl(
@@ -25,8 +29,9 @@ def read_jsonl(
     """Read one task a line; empty lines are passed over, a bad line never hides the others.
 
     A line holds `ref`, `instruction`, `answer` (hidden from the agent) and optionally
-    `evaluator`, `evaluator_settings` and `metadata`; the arguments are used where a line names
-    no evaluator of its own. Raises `OSError` when the file cannot be read.
+    `evaluator`, `evaluator_settings`, `metadata` and `messages`, the conversation that an agent
+    such as `branch` goes on from; the arguments are used where a line names no evaluator of its
+    own. Raises `OSError` when the file cannot be read.
     """
     seen: dict[str, int] = {}
     with path.open("rb") as lines:
@@ -94,4 +99,14 @@ def _read_line(line: bytes, evaluator: str, settings: Mapping[str, Any]) -> Task
         evaluator_settings=json_copy(own, "evaluator_settings"),
         evaluator_payload=json_copy(payload, "answer"),
         metadata=json_copy(row.get("metadata", {}), "metadata"),
+        messages=_messages(row),
     )
+
+
+def _messages(row: Mapping[str, Any]) -> tuple[Message, ...]:
+    if "messages" not in row:
+        return ()
+    try:
+        return tuple(check_conversation(row["messages"]))
+    except InvalidConversation as error:
+        raise TaskRejected(f"messages: {error}") from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jsonschema
+from referencing import Registry
 
 if TYPE_CHECKING:
     from sandboxes.runtime.protocol import ExecResult
@@ -89,13 +90,14 @@ class ToolResult:
 class Tool(ABC):
     """Offer one action to the policy."""
 
-    name: ClassVar[str]
-    description: ClassVar[str]
-    parameters: ClassVar[Mapping[str, Any]]
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raise `InvalidArguments` when the arguments do not fit the tool's JSON schema."""
-        validator = jsonschema.Draft202012Validator(self.parameters)
+        # An empty registry: a schema's references lead nowhere outside of it.
+        validator = jsonschema.Draft202012Validator(self.parameters, registry=Registry())
         error = jsonschema.exceptions.best_match(validator.iter_errors(dict(arguments)))
         if error is not None:
             where = "/".join(str(part) for part in error.absolute_path)
@@ -111,6 +113,17 @@ class Tool(ABC):
         Raises `InvalidArguments` for what the policy did wrong; faults of the sandbox pass
         through untouched.
         """
+
+    def count_made(self, arguments: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Count a checked call that an earlier worker of the episode made; nothing here."""
+        return
+
+    def close(self) -> None:
+        """Let go of what the tool holds outside of the sandbox, at the episode's end; idempotent.
+
+        Nothing is raised: an episode that is over cannot fail any more.
+        """
+        return
 
     def schema(self) -> dict[str, Any]:
         """Return the tool in the function form that chat templates and trainers expect."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rollouts.tools.base import InvalidArguments, Tool, ToolContext, ToolResult, ToolUnavailable
 
@@ -29,7 +29,7 @@ class BashTool(Tool):
         "jobs survive from call to call. Set interactive for a program that reads from the "
         "terminal; when it waits, answer it with input."
     )
-    parameters: ClassVar[Mapping[str, Any]] = {
+    parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {
             "command": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rollouts.tools.base import InvalidArguments, Tool, ToolContext, ToolResult, ToolUnavailable
 from rollouts.tools.editing import (
@@ -58,7 +58,7 @@ class EditorTool(Tool):
         "new_str; insert puts new_str as whole lines after line insert_line; undo takes back the "
         "last edit of that file."
     )
-    parameters: ClassVar[Mapping[str, Any]] = {
+    parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {
             "command": {

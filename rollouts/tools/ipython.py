@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rollouts.tools.base import InvalidArguments, Tool, ToolContext, ToolResult, ToolUnavailable
 from sandboxes.runtime.exceptions import PythonFailed
@@ -44,7 +44,7 @@ class IPythonTool(Tool):
         "from call to call. You see what is printed, the value of a last expression, tracebacks "
         "and figures. Top-level await, %magic and !command work; input() does not."
     )
-    parameters: ClassVar[Mapping[str, Any]] = {
+    parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {
             "code": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from rollouts.tools.base import Tool, ToolContext, ToolResult
 
@@ -15,7 +15,7 @@ class SubmitTool(Tool):
 
     name = "submit"
     description = "Say that the task is done; give the answer if the task asks for one."
-    parameters: ClassVar[Mapping[str, Any]] = {
+    parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {
             "answer": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from rollouts.tools.base import Tool, ToolContext, ToolResult
 
@@ -21,7 +21,7 @@ class ThinkTool(Tool):
         "Write down a thought: a plan, what an observation means, what to try next. "
         "It changes nothing and shows you nothing new."
     )
-    parameters: ClassVar[Mapping[str, Any]] = {
+    parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {
             "thought": {

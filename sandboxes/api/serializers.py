@@ -1,5 +1,6 @@
 """What operators' calls read and answer."""
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +12,7 @@ from sandboxes.images.specs import MAX_DEFINITION_BYTES
 from sandboxes.limits import limit_errors
 from sandboxes.models import Environment, Image, Node, Sandbox, Snapshot, validate_name
 from sandboxes.network.allow_list import InvalidPattern, parse_pattern
-from sandboxes.states import Gpu, ImageReuse, Network
+from sandboxes.states import Gpu, ImageReuse, Network, PromptFormat
 
 validate_absolute = RegexValidator(r"^/", "Must be an absolute path.")
 
@@ -84,6 +85,10 @@ class ImageReferenceField(serializers.CharField):
         return found
 
 
+EnvironmentRule = Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]
+"""Yields the field and the reason of what is wrong with an environment's given values."""
+
+
 class EnvironmentInput(StrictSerializer):
     """Values of an environment's next version."""
 
@@ -97,8 +102,21 @@ class EnvironmentInput(StrictSerializer):
     agent = serializers.CharField(required=False, max_length=99)
     agent_settings = JsonObjectField(required=False)
     system_prompt = serializers.CharField(required=False, allow_blank=True, trim_whitespace=False)
+    prompt_format = serializers.ChoiceField(
+        choices=PromptFormat.choices,
+        required=False,
+        help_text="How the system prompt, `instruction_template`, demonstrations and tool "
+        "descriptions are read.",
+    )
     tools = serializers.ListField(
-        child=serializers.CharField(max_length=99), required=False, max_length=100
+        child=serializers.CharField(max_length=200),
+        required=False,
+        max_length=100,
+        help_text="Names; `mcp:<server>` or `mcp:<server>/<tool>` for an MCP server's.",
+    )
+    tool_settings = JsonObjectField(
+        required=False,
+        help_text="By tool: its settings, and a `description` in place of its own.",
     )
     network = serializers.ChoiceField(choices=Network.choices, required=False)
     egress_hosts = serializers.ListField(
@@ -131,6 +149,12 @@ class EnvironmentInput(StrictSerializer):
             raise serializers.ValidationError(
                 {"egress_hosts": "Hosts are listed and the network is another one."}
             )
+        wrong: dict[str, list[str]] = {}
+        for rule in self.context.get("rules", ()):
+            for field, reason in rule(attrs):
+                wrong.setdefault(field, []).append(reason)
+        if wrong:
+            raise serializers.ValidationError(wrong)
         return attrs
 
     def validate_agent(self, value: str) -> str:
@@ -149,10 +173,6 @@ class EnvironmentInput(StrictSerializer):
             except InvalidPattern as fault:
                 raise serializers.ValidationError(f"{fault}.") from None
         return value
-
-    def validate_tools(self, value: list[str]) -> list[str]:
-        """Refuse tools that are not registered."""
-        return [self._known("tools", name) for name in value]
 
     def _known(self, registry: str, name: str) -> str:
         known = self.context.get("registries", {}).get(registry)
@@ -183,7 +203,9 @@ class EnvironmentOutput(serializers.ModelSerializer[Environment]):
             "agent",
             "agent_settings",
             "system_prompt",
+            "prompt_format",
             "tools",
+            "tool_settings",
             "network",
             "egress_hosts",
             "gpu",

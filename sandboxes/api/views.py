@@ -1,6 +1,6 @@
 """Operators' calls: images, environments, nodes, sandboxes."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
@@ -13,6 +13,7 @@ from sandboxes.api.image_builds import ImageBuildsMixin
 from sandboxes.api.serializers import (
     EnvironmentInput,
     EnvironmentOutput,
+    EnvironmentRule,
     ImageDetail,
     ImageInput,
     ImageOutput,
@@ -60,11 +61,13 @@ class EnvironmentViewSet(
     required_scope = "operate"
     lookup_value_converter = "uuid"
     registries: ClassVar[Mapping[str, Collection[str]]] = {}
+    rules: ClassVar[Sequence[EnvironmentRule]] = ()
 
     @extend_schema(request=EnvironmentInput, responses={201: EnvironmentOutput})
     def create(self, request: Request) -> Response:
         """Make the next version of an environment; equal values give the newest one again."""
-        given = EnvironmentInput(data=request.data, context={"registries": self.registries})
+        context = {"registries": self.registries, "rules": self.rules}
+        given = EnvironmentInput(data=request.data, context=context)
         given.is_valid(raise_exception=True)
         environment = save_environment(**given.validated_data)
         return Response(EnvironmentOutput(environment).data, status=status.HTTP_201_CREATED)

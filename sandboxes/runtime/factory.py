@@ -50,7 +50,9 @@ def make_runtime(
             local.prepare()
             return local
         case "fake":
-            return FakeRuntime(prefix)
+            fake = FakeRuntime(prefix, shared=root)
+            fake.prepare()
+            return fake
         case _:
             assert_never(kind)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from sandboxes.runtime.exceptions import (
     FileMissing,
@@ -21,6 +22,7 @@ from sandboxes.runtime.exceptions import (
     StartFailed,
 )
 from sandboxes.runtime.fake_layers import FakeLayers, Files
+from sandboxes.runtime.fake_node import FakeNode
 from sandboxes.runtime.fake_python import FakePython
 from sandboxes.runtime.fake_shell import FakeShell
 from sandboxes.runtime.files import clean_path
@@ -71,14 +73,20 @@ class FakeRuntime:
 
     `fail_next` queues exceptions per method name, raised one per call. `calls` lists
     (method, sandbox name) in order.
+
+    Runtimes over the same folder `shared` know of each other's sandboxes, as the processes of a
+    node do; files and layers stay with the process that wrote them.
     """
 
-    def __init__(self, prefix: str = "", script: Script = echo_script) -> None:
+    def __init__(
+        self, prefix: str = "", script: Script = echo_script, *, shared: Path | None = None
+    ) -> None:
         self.script = script
         self.sandboxes: dict[str, FakeSandbox] = {}
         self.layers = FakeLayers(self._layers_in_use)
         self.calls: list[tuple[str, str]] = []
         self._prefix = prefix
+        self._node = None if shared is None else FakeNode(shared)
         self._faults: dict[str, list[Exception]] = {}
         self._warm: dict[str, SandboxSpec] = {}
         self._pids = itertools.count(100_000_000)  # above the kernel's largest pid
@@ -90,7 +98,9 @@ class FakeRuntime:
             self._faults.setdefault(method, []).extend(faults)
 
     def prepare(self) -> None:
-        """Do nothing: there is no process to start."""
+        """Make the folder that a node's processes share; there is no process to start."""
+        if self._node is not None:
+            self._node.prepare()
 
     def start(
         self, spec: SandboxSpec, *, timeout_seconds: float, cancelled: Cancelled | None = None
@@ -99,7 +109,7 @@ class FakeRuntime:
         with self._lock:
             self._enter("start", spec.name)
             self._check_name(spec.name)
-            if spec.name in self.sandboxes:
+            if self._look_up(spec.name) is not None:
                 raise StartFailed(f"the name {spec.name} is in use")
             if cancelled is not None and cancelled():
                 raise SandboxCancelled(f"the start of {spec.name} was given up")
@@ -113,6 +123,8 @@ class FakeRuntime:
             for name in fits[:1]:
                 del self._warm[name]
             self.sandboxes[spec.name] = FakeSandbox(spec, handle, found, spec.workdir)
+            if self._node is not None:
+                self._node.add(spec, handle)
             return handle
 
     def exec(
@@ -194,7 +206,7 @@ class FakeRuntime:
         with self._lock:
             sandbox = self._find("freeze", handle)
             reference = reference_of(key) if key else f"layer-{handle.pid:032x}"
-            del self.sandboxes[handle.name]
+            self._forget(handle.name)
             return self.layers.keep(
                 reference, sandbox.files, sandbox.spec.layers, image=sandbox.spec.image
             )
@@ -270,18 +282,18 @@ class FakeRuntime:
             self._enter("stop", name)
             self._check_name(name)
             self._warm.pop(name, None)
-            self.sandboxes.pop(name, None)
+            self._forget(name)
 
     def alive(self, handle: SandboxHandle) -> bool:
         """Tell whether the sandbox of the handle is there."""
         with self._lock:
-            found = self.sandboxes.get(handle.name)
+            found = self._look_up(handle.name)
             return found is not None and found.handle == handle
 
     def list(self) -> list[str]:
         """Return the names, sorted."""
         with self._lock:
-            return sorted(self.sandboxes)
+            return sorted(self.sandboxes if self._node is None else self._node.names())
 
     def unguarded(self) -> Names:
         """Return nothing: no process keeps a limit."""
@@ -344,10 +356,25 @@ class FakeRuntime:
 
     def _find(self, method: str, handle: SandboxHandle) -> FakeSandbox:
         self._enter(method, handle.name)
-        found = self.sandboxes.get(handle.name)
+        found = self._look_up(handle.name)
         if found is None or found.handle != handle:
             raise SandboxGone(f"sandbox {handle.name} no longer runs")
         return found
+
+    def _look_up(self, name: str) -> FakeSandbox | None:
+        """Return a sandbox of this process, or take over one that another process started."""
+        if self._node is not None and not self._node.has(name):
+            self.sandboxes.pop(name, None)  # another process ended it
+        if name not in self.sandboxes and self._node is not None:
+            found = self._node.find(name)
+            if found is not None:
+                self.sandboxes[name] = FakeSandbox(*found, cwd=found[0].workdir)
+        return self.sandboxes.get(name)
+
+    def _forget(self, name: str) -> None:
+        self.sandboxes.pop(name, None)
+        if self._node is not None:
+            self._node.remove(name)
 
 
 def _cap(text: str, limit: int) -> tuple[bytes, bool]:

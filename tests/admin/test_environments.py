@@ -22,7 +22,9 @@ def form_of(environment: Environment, **changes: object) -> dict[str, object]:
         "agent": environment.agent,
         "agent_settings": json.dumps(environment.agent_settings),
         "system_prompt": environment.system_prompt,
+        "prompt_format": environment.prompt_format,
         "tools": json.dumps(environment.tools),
+        "tool_settings": json.dumps(environment.tool_settings),
         "network": environment.network,
         "egress_hosts": json.dumps(environment.egress_hosts),
         "gpu": environment.gpu,
@@ -116,7 +118,7 @@ def test_an_environment_cannot_be_deleted(operator) -> None:
         (
             "tools",
             '["bash", "rocket"]',
-            "no tool 'rocket'; known are bash, editor, ipython, submit, think",
+            "no tool 'rocket'; known are bash, editor, ipython, submit, think, web_search",
         ),
         ("tools", '"bash"', "It must be a JSON list of names."),
         ("limits", '{"memory_bytes": 0}', "memory_bytes must be a whole number above 0, not 0."),
@@ -261,3 +263,61 @@ def test_an_image_in_use_cannot_be_deleted_and_its_source_can_change(operator) -
 
     image.refresh_from_db()
     assert image.source == "/images/new.sif"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "reason"),
+    [
+        (
+            {"prompt_format": "jinja", "system_prompt": "a\n{{ nobody }}"},
+            "system_prompt",
+            "system_prompt, line 2: there is no variable 'nobody'; known are environment, "
+            "instruction, task, tools, workdir",
+        ),
+        (
+            {"tool_settings": '{"bash": {"output_bytes": 1}}'},
+            "tool_settings",
+            "bash: output_bytes is 1; it must be 256 to 16 MiB",
+        ),
+        (
+            {"tool_settings": '{"think": {}}'},
+            "tool_settings",
+            "'think' is not among the tools of this environment.",
+        ),
+        ({"tool_settings": "[]"}, "tool_settings", "It must be a JSON object."),
+        (
+            {"tools": '["mcp:notes"]'},
+            "tools",
+            "no MCP server 'notes' is allowed here; allowed: none",
+        ),
+    ],
+)
+def test_templates_and_tool_settings_are_checked_when_saved(
+    operator, changes, field, reason
+) -> None:
+    environment = make_environment()
+
+    answer = operator.post(Environment, "change", form_of(environment, **changes), environment.pk)
+
+    assert answer.status_code == 200
+    assert answer.context["adminform"].form.errors == {field: [reason]}
+    assert Environment.objects.filter(name=environment.name).count() == 1
+
+
+def test_templates_and_tool_settings_are_saved(operator) -> None:
+    environment = make_environment()
+    changes = {
+        "prompt_format": "jinja",
+        "system_prompt": "In {{ workdir }}.",
+        "agent_settings": '{"instruction_template": "{{ task.ref }} {{ instruction }}"}',
+        "tool_settings": '{"bash": {"timeout_seconds": 5, "description": "Run."}}',
+    }
+
+    answer = operator.post(Environment, "change", form_of(environment, **changes), environment.pk)
+
+    assert answer.status_code == 302
+    saved = Environment.objects.get(name=environment.name, version=2)
+    assert (saved.prompt_format, saved.tool_settings) == (
+        "jinja",
+        {"bash": {"timeout_seconds": 5, "description": "Run."}},
+    )

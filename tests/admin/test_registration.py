@@ -14,6 +14,7 @@ from rollouts.models import (
     InferenceServer,
     JournalEntry,
     Policy,
+    PolicyUpdate,
     Rollout,
     Task,
     TaskSet,
@@ -23,6 +24,7 @@ from rollouts.models import (
 )
 from sandboxes.models import Environment, Image, ImageBuild, Node, Sandbox, Snapshot
 from tests.admin import factories
+from tests.factories import make_policy_update
 
 READ_ONLY = {
     Rollout: factories.make_rollout,
@@ -37,6 +39,7 @@ READ_ONLY = {
     Worker: factories.make_worker,
     IdempotencyRecord: factories.make_record,
     Group: factories.make_group,
+    PolicyUpdate: make_policy_update,
 }
 EDITABLE = {
     Environment: factories.make_environment,

@@ -1,6 +1,7 @@
 """Sandboxes through the whole line: setups shared, started ahead, kept, connected, cleaned up."""
 
 import http.server
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import httpx
 import psutil
+import psycopg
 import pytest
 
 from examples.demo.trainer import ServiceRefused
@@ -242,6 +244,50 @@ def test_listed_hosts_are_all_that_an_allow_list_reaches(
     assert answers[0].startswith("b'a page'"), answers
     assert answers[1].startswith("b'a page'"), answers
     assert "HTTP Error 403" in answers[2], answers
+
+
+def test_a_hog_of_memory_without_control_groups_harms_neither_worker_nor_database(
+    line: Line, import_folder: ImportFolder, environment: Callable[..., str], tmp_path: Path
+) -> None:
+    processes = line.stack.started()
+    processes.kill("init")
+    processes.start("init", PRORL_CGROUPS="none")
+    line.stack.wait_ready()
+    workers = {name: processes.running[name].pid for name in ("init", "run", "eval")}
+    hog = "python3 -c \"x = [b'x' * (1 << 20) for _ in iter(int, 1)]\""
+    refs = [write_task(tmp_path, "hog"), write_task(tmp_path, "calm")]
+    environment("bounded", limits={"memory_bytes": 512 * 1024**2})
+    import_folder("hog", tmp_path, "bounded")
+    line.server.play(
+        {"marker": marker("hog"), "turns": [hog, "submit"]},
+        {"marker": marker("calm"), "turns": ["sleep 10", "sleep 1", "submit"]},
+    )
+    assert line.stack.engines is not None
+    url = line.stack.engines.database_url(line.stack.database)
+    with psycopg.connect(url, autocommit=True) as session:
+        backend = session.info.backend_pid
+        hungry, calm = line.submit(line.experiment("hog"), refs)
+        line.wait_running(calm, "run")
+        records = (line.stack.var_dir / "node" / "instances").glob("*/record.json")
+        kept = [json.loads(path.read_text()) for path in records]
+        scores = {
+            pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+            for pid in (backend, *workers.values(), *(record["pid"] for record in kept))
+        }
+        done = {r["id"]: r for r in line.wait_done([hungry, calm])}
+        alive = session.execute("SELECT pg_backend_pid()").fetchone()
+
+    assert kept
+    assert all(record["cgroups"] == {} for record in kept)
+    for record in kept:
+        assert scores[record["pid"]] > max(scores[backend], *(scores[w] for w in workers.values()))
+    ended = done[hungry]
+    assert (ended["outcome"], ended["failure_code"]) == ("infra_failed", "sandbox.gone")
+    assert "memory" in ended["failure_detail"]
+    assert (done[calm]["outcome"], done[calm]["reward"]) == ("scored", 1.0)
+    assert alive == (backend,)
+    assert {name: processes.running[name].poll() for name in workers} == dict.fromkeys(workers)
+    processes.kill("init")  # the next test finds one as the others are
 
 
 def test_nothing_is_left_after_every_worker_was_killed(

@@ -133,9 +133,9 @@ def local_runtime() -> Iterator[Runtime]:
 
 
 @pytest.fixture
-def fake_runtime() -> Runtime:
+def fake_runtime(tmp_path: Path) -> Runtime:
     """Return the runtime that runs nothing."""
-    return make_runtime("fake", Path("/nowhere"), PREFIX, None)
+    return make_runtime("fake", tmp_path / "node", PREFIX, None)
 
 
 # For what needs no program to run: the scripted runtime keeps these promises too.

@@ -55,6 +55,15 @@ def test_an_unknown_setting_is_refused(settings: object) -> None:
     assert (found.id, "PRORL_LEASE_SECOND " in found.msg) == ("rollouts.E003", True)
 
 
+def test_mcp_servers_never_run_as_the_sandboxes_account(settings: object) -> None:
+    settings.MCP_SERVERS = "/etc/mcp.toml"  # type: ignore[attr-defined]
+    settings.MCP_ACCOUNT = settings.SANDBOX_ACCOUNT  # type: ignore[attr-defined]
+
+    assert [found.id for found in checks.check_accounts()] == ["rollouts.E006"]
+    settings.MCP_ACCOUNT = "nobody"  # type: ignore[attr-defined]
+    assert checks.check_accounts() == []
+
+
 def test_a_celery_key_that_celery_does_not_know_is_refused(settings: object) -> None:
     settings.CELERY_TASK_TIME_LIMITS = 3
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts.handlers.base import Action, AgentContext, Budget, JournaledTurn, Message
+from rollouts.handlers.base import Action, AgentContext, Budget, Chat, JournaledTurn, Message
+from rollouts.inference.exceptions import CannotExtend
+from rollouts.inference.parsed import ParsedTurn, ToolCall
 from rollouts.inference.protocol import Generation
 from rollouts.inference.trace import Trace
 from rollouts.tools.registry import build_tools
@@ -14,7 +18,8 @@ from sandboxes.runtime.sessions import ShellState
 from tests.unit.tools.scripted_shell import ScriptedShell
 
 USER, ASSISTANT, SYSTEM, END = 1001, 1002, 1003, 1004
-ROLES = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
+TOOL = 1005
+ROLES = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM, "tool": TOOL}
 ODD = 2000  # ids from here on stand for the same letters: text that re-tokenises differently
 
 
@@ -27,6 +32,7 @@ class CharacterRenderer:
     def __init__(self) -> None:
         self.rendered: list[list[Message]] = []
         self.bridged: list[list[Message]] = []
+        self.cannot_extend = False
 
     def render(
         self,
@@ -37,12 +43,36 @@ class CharacterRenderer:
         return [token for message in messages for token in self._message(message)] + [ASSISTANT]
 
     def bridge(
-        self, previous_ids: Sequence[int], new_messages: Sequence[Mapping[str, Any]]
+        self,
+        previous_ids: Sequence[int],
+        new_messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,  # noqa: ARG002
     ) -> list[int]:
+        if self.cannot_extend:
+            raise CannotExtend("this template rewrites history")
         self.bridged.append([dict(message) for message in new_messages])
         closing = [] if previous_ids[-1] == END else [END]
         new = [token for message in new_messages for token in self._message(message)]
         return [*previous_ids, *closing, *new, ASSISTANT]
+
+    def count(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        return len(self.render(messages, tools))
+
+    def parse(
+        self,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,  # noqa: ARG002
+    ) -> ParsedTurn:
+        """Read `thought|content|name {json}|name {json}`; the thought may be missing."""
+        text = self.decode(ids)
+        if "|" not in text:
+            return ParsedTurn(content=text)
+        thought, content, *written = text.split("|")
+        return ParsedTurn(content, thought or None, tuple(map(_call, range(99), written)))
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(
@@ -53,6 +83,14 @@ class CharacterRenderer:
 
     def _message(self, message: Mapping[str, Any]) -> list[int]:
         return [ROLES[message["role"]], *map(ord, message["content"]), END]
+
+
+def _call(number: int, text: str) -> ToolCall:
+    name, _, arguments = text.partition(" ")
+    try:
+        return ToolCall(f"c{number}", name, json.loads(arguments))
+    except ValueError:
+        return ToolCall(f"c{number}", name, None, "The arguments are no JSON.")
 
 
 @dataclass
@@ -96,28 +134,39 @@ class ListJournal:
     events: list[tuple[Any, ...]] = field(default_factory=list)
 
     def record_sampled(
-        self, turn: int, generation: Generation, prompt_ids: Sequence[int], action: Action
+        self,
+        turn: int,
+        generation: Generation,
+        prompt_ids: Sequence[int],
+        action: Action,
+        *,
+        fork_reason: str | None = None,
     ) -> None:
         self.events.append(("sampled", turn, action))
         assert turn == len(self.turns)
         self.turns.append(
             JournaledTurn(
-                turn=turn, prompt_ids=tuple(prompt_ids), generation=generation, action=action
+                turn=turn,
+                prompt_ids=tuple(prompt_ids),
+                generation=generation,
+                action=Action.from_dict(json.loads(json.dumps(action.as_dict()))),
+                fork_reason=fork_reason,
             )
         )
+
+    def record_called(
+        self, turn: int, call: int, message: Message, shell_state: ShellState | None
+    ) -> None:
+        self.events.append(("called", turn, call, shell_state.exports if shell_state else None))
+        before = self.turns[turn]
+        assert call == len(before.called)
+        self.turns[turn] = dataclasses.replace(before, called=(*before.called, message))
 
     def record_observed(
         self, turn: int, messages: Sequence[Message], shell_state: ShellState | None
     ) -> None:
         self.events.append(("observed", turn, shell_state.exports if shell_state else None))
-        before = self.turns[turn]
-        self.turns[turn] = JournaledTurn(
-            turn=turn,
-            prompt_ids=before.prompt_ids,
-            generation=before.generation,
-            action=before.action,
-            messages=tuple(messages),
-        )
+        self.turns[turn] = dataclasses.replace(self.turns[turn], messages=tuple(messages))
 
     def replay(self) -> Sequence[JournaledTurn]:
         return list(self.turns)
@@ -137,6 +186,9 @@ class Stage:
     now: float = 0.0
     is_cancelled: bool = False
     renderer: CharacterRenderer = field(default_factory=CharacterRenderer)
+    tools: tuple[str, ...] = ("bash", "submit")
+    messages: tuple[Message, ...] = ()
+    chat: Chat | None = None
     trace: Trace = field(default_factory=Trace)
 
     def __post_init__(self) -> None:
@@ -155,8 +207,8 @@ class Stage:
             instruction=self.instruction,
             settings=self.settings,
             system_prompt=self.system_prompt,
-            tools=build_tools(["bash", "submit"]),
-            renderer=self.renderer,
+            tools=build_tools(self.tools),
+            renderer=None if self.chat else self.renderer,
             trace=self.trace,
             generate=self.model,
             journal=self.journal,
@@ -164,6 +216,8 @@ class Stage:
             cancelled=lambda: self.is_cancelled,
             shell=self.shell,
             clock=lambda: self.now,
+            chat=self.chat,
+            messages=self.messages,
         )
 
 

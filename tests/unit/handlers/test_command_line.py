@@ -15,7 +15,6 @@ from rollouts.handlers.base import (
 )
 from rollouts.handlers.command_line import CommandLineHandler
 from rollouts.handlers.one_line import CUT_OFF, NO_COMMAND
-from rollouts.handlers.registry import HANDLERS, get_handler
 from rollouts.inference.exceptions import ContextFull, NoServer
 from sandboxes.runtime.exceptions import SandboxGone
 from tests.unit.handlers.episode_parts import (
@@ -81,6 +80,7 @@ def test_an_episode_from_demonstration_to_submission() -> None:
         turns=2,
         sampled_tokens=len("ls\nand then I look") + 1 + len("submit 42") + 1,
         tool_calls=1,
+        tool_counts={"bash": 1},
     )
     assert stage.shell is not None
     assert stage.shell.commands == ["ls"]
@@ -319,15 +319,6 @@ def test_wrong_settings_are_named_before_anything_is_sampled(
     with pytest.raises(InvalidAgentSettings, match=word):
         run(stage)
     assert stage.model.prompts == []
-
-
-def test_the_registry_knows_its_handlers_by_name() -> None:
-    assert sorted(HANDLERS) == ["command_line", "single_turn"]
-    assert get_handler("command_line").needs_sandbox is True
-    assert get_handler("single_turn").needs_sandbox is False
-    with pytest.raises(Exception, match="'react'; known are command_line, single_turn") as caught:
-        get_handler("react")
-    assert caught.value.code == "agent.unknown_handler"  # type: ignore[attr-defined]
 
 
 def test_the_scripted_model_is_cut_as_a_server_cuts() -> None:

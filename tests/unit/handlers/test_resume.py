@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from rollouts.handlers.base import CommandInterrupted
-from rollouts.handlers.command_line import INTERRUPTED, CommandLineHandler
+from rollouts.handlers.calls import INTERRUPTED
+from rollouts.handlers.command_line import CommandLineHandler
 from rollouts.handlers.single_turn import SingleTurnHandler
 from tests.unit.handlers.episode_parts import ListJournal, Stage, assistant, user
 from tests.unit.tools.scripted_shell import ScriptedShell, result

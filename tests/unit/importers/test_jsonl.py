@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,26 @@ def test_a_line_is_a_task(tmp_path: Path) -> None:
             metadata={"level": 1},
         )
     ]
+
+
+def test_a_line_may_bring_the_conversation_to_go_on_from(tmp_path: Path) -> None:
+    calls = [{"id": "c0", "type": "function", "function": {"name": "bash", "arguments": "{}"}}]
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c0", "content": "a.py"},
+    ]
+    plain, given = read(
+        tmp_path, json.dumps(GOOD), json.dumps({**GOOD, "ref": "b", "messages": messages})
+    )
+    assert isinstance(plain, TaskRecord)
+    assert isinstance(given, TaskRecord)
+    assert given.messages == (
+        messages[0],
+        {**messages[1], "content": ""},
+        {**messages[2], "name": "bash"},
+    )
+    assert given.content_hash != plain.content_hash == replace(plain, messages=()).content_hash
 
 
 def test_a_line_may_name_its_evaluator(tmp_path: Path) -> None:
@@ -69,6 +90,8 @@ def test_a_line_may_name_its_evaluator(tmp_path: Path) -> None:
         (json.dumps({**GOOD, "evaluator": "regex"}), "pattern"),
         (json.dumps({**GOOD, "evaluator_settings": []}), "'evaluator_settings' must be an object"),
         (json.dumps({**GOOD, "metadata": 3}), "'metadata' must be an object"),
+        (json.dumps({**GOOD, "messages": []}), "messages: messages must be a list"),
+        (json.dumps({**GOOD, "messages": [{"role": "x"}]}), "messages: message 0 has no role"),
     ],
 )
 def test_a_bad_line_is_refused_and_hides_no_other(

@@ -83,3 +83,29 @@ def test_queued_faults_are_raised_once(tmp_path: Path) -> None:
             begin(runtime)
     assert runtime.alive(begin(runtime))
     assert runtime.calls == [("start", "t-1")] * 3
+
+
+def test_the_processes_of_a_node_share_their_sandboxes(tmp_path: Path) -> None:
+    started, driven = (make_runtime("fake", tmp_path / "node", "t-", None) for _ in range(2))
+    handle = begin(started)
+
+    shell = driven.open_shell(handle)
+    command = shell.run("cd /tmp", timeout_seconds=1)
+    driven.freeze(handle)
+
+    assert command.cwd == "/tmp"
+    assert (started.alive(handle), started.list(), driven.list()) == (False, [], [])
+    with pytest.raises(SandboxGone):
+        started.open_shell(handle)
+
+
+def test_one_process_stops_what_another_started(tmp_path: Path) -> None:
+    started, other = (FakeRuntime("t-", shared=tmp_path) for _ in range(2))
+    handle = begin(started)
+
+    with pytest.raises(StartFailed):
+        begin(other)
+    assert other.list() == ["t-1"]
+    other.stop("t-1")
+
+    assert (started.alive(handle), started.list()) == (False, [])

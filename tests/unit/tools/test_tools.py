@@ -6,6 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from referencing.exceptions import Unresolvable
 
 from rollouts.tools.base import (
     InvalidArguments,
@@ -16,6 +17,7 @@ from rollouts.tools.base import (
     UnknownTool,
 )
 from rollouts.tools.bash import BashTool, describe
+from rollouts.tools.host import HostAccess
 from rollouts.tools.registry import TOOLS, build_tools
 from rollouts.tools.submit import SubmitTool
 from sandboxes.runtime.exceptions import SandboxGone
@@ -191,13 +193,13 @@ def test_the_registry_makes_what_is_listed() -> None:
     assert isinstance(bash, BashTool)
     assert (bash.timeout_seconds, bash.output_bytes) == (5.0, 1000)
     for name in TOOLS:
-        tool = build_tools([name])[name]
+        tool = build_tools([name], host=HostAccess(search_url="http://search:8080"))[name]
         jsonschema.Draft202012Validator.check_schema(tool.parameters)
         assert tool.schema()["function"]["name"] == tool.name == name
 
 
 def test_the_registry_refuses_what_it_does_not_know() -> None:
-    known = "bash, editor, ipython, submit, think"
+    known = "bash, editor, ipython, submit, think, web_search"
     with pytest.raises(UnknownTool, match=f"'browser'; known are {known}"):
         build_tools(["browser"])
     for settings in (
@@ -211,3 +213,25 @@ def test_the_registry_refuses_what_it_does_not_know() -> None:
     ):
         with pytest.raises(InvalidToolSettings):
             build_tools(["bash", "submit"], settings)
+
+
+def test_a_description_and_the_budget_bound_each_tool() -> None:
+    settings = {
+        "bash": {"timeout_seconds": 5, "description": "Run."},
+        "web_search": {"timeout_seconds": 900},
+    }
+    host = HostAccess(search_url="http://search:8080")
+    tools = build_tools(["bash", "ipython", "web_search"], settings, host=host, call_seconds=100)
+
+    assert [tool.timeout_seconds for tool in tools.values()] == [5, 100, 100]  # type: ignore[attr-defined]
+    assert tools["bash"].schema()["function"]["description"] == "Run."
+    assert BashTool.description.startswith("Run a command in a bash shell")
+    with pytest.raises(InvalidToolSettings, match="bash: description must be a text"):
+        build_tools(["bash"], {"bash": {"description": " "}})
+
+
+def test_a_schema_s_references_lead_nowhere_outside() -> None:
+    tool = SubmitTool()
+    tool.parameters = {"$ref": "http://127.0.0.1:9/schema.json"}
+    with pytest.raises(Unresolvable):
+        tool.check({})

@@ -1,0 +1,1 @@
+"""Real tokenizers of model families, out of packages that carry them."""
