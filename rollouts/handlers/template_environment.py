@@ -77,6 +77,12 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
             current.get().make(size(left) + size(right))
         return super().call_binop(context, operator, left, right)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Refuse the one method whose widths stand within its text."""
+        if super().wrap_str_format(value) is not None:
+            raise SecurityError("the method format is not at hand here: use ~")
+        return None
+
     def call(self, context: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a macro, a global, or a method whose result is no longer than what it is given."""
         current.get().step()
@@ -93,35 +99,35 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
 class _Metering(NodeTransformer):
     """Have loops, literals, joined texts and all that is said pass the meter."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         if node.recursive:
             raise TemplateSyntaxError("a loop cannot be recursive", node.lineno)
         self.generic_visit(node)
         node.iter = _filtered(node.iter, "_counted")
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
         listed = nodes.List(node.nodes, lineno=node.lineno, environment=node.environment)
         return _filtered(listed, "_joined")
 
-    def visit_List(self, node: nodes.List) -> nodes.Filter:
+    def visit_List(self, node: nodes.List) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
         return _filtered(node, "_made")
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Filter:
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
         return _filtered(node, "_made")
 
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
         return _filtered(node, "_made") if node.ctx == "load" else node
 
-    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:  # noqa: N802
         return nodes.Const(node.data, lineno=node.lineno, environment=node.environment)
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(
         node, name, [], [], None, None, lineno=node.lineno, environment=node.environment
     )
@@ -228,9 +234,9 @@ def _check_product(left: Any, right: Any) -> None:
                 raise SecurityError("a repeated text is too long")
             current.get().make(size(one) * max(0, other))
             return
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MAX_INTEGER_BITS:
-            raise SecurityError("a product is too large")
+    whole = isinstance(left, int) and isinstance(right, int)
+    if whole and left.bit_length() + right.bit_length() > MAX_INTEGER_BITS:
+        raise SecurityError("a product is too large")
 
 
 def _small(value: Any) -> bool:

@@ -126,8 +126,7 @@ class Answer(ABC):
                 raise ServerUnreachable(f"the stream of {self.server.url} ended in its middle")
             reason = "abort"
         runs = self._runs()
-        if not runs and len(set(self.stamps)) > 1:
-            runs = _runs_of(self.stamps)
+        runs = runs or _runs_of(self.stamps)
         return Generation(
             token_ids=tuple(self.ids),
             logprobs=tuple(self.logprobs),

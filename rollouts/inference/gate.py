@@ -26,8 +26,8 @@ LEASE_SECONDS = 15.0
 CALLS_AT_ONCE = 8
 RENEWED_AT_ONCE = 500
 
-# KEYS: mark, passes, since, version. ARGV: token, lease ms.
-# Returns {mark of who closed it, '' when entered; store's time ms; version}.
+# KEYS: mark, passes, since, epoch. ARGV: token, lease ms.
+# Returns {mark of who closed it, '' when entered; store's time ms; epoch}.
 _ENTER = """
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
@@ -85,11 +85,21 @@ redis.call('SET', KEYS[1], now[1] * 1000 + math.floor(now[2] / 1000), 'NX')
 return 1
 """
 
-# KEYS: mark, version. ARGV: mark, version or ''. Opens the gate where this mark closed it.
+# KEYS: mark, epoch. ARGV: mark, epoch or ''. Opens the gate where this mark closed it.
 _OPEN = """
-if ARGV[2] ~= '' then redis.call('SET', KEYS[2], ARGV[2]) end
+local known = tonumber(redis.call('GET', KEYS[2]) or '-1')
+if ARGV[2] ~= '' and tonumber(ARGV[2]) > known then redis.call('SET', KEYS[2], ARGV[2]) end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
+"""
+
+# KEYS: passes, epoch. ARGV: token, epoch. Notes the epoch where the store still knows the pass:
+# one whose data was lost since must not look as if it knew who closed the gate.
+_TELL = """
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
+local known = tonumber(redis.call('GET', KEYS[2]) or '-1')
+if tonumber(ARGV[2]) > known then redis.call('SET', KEYS[2], ARGV[2]) end
+return 1
 """
 
 
@@ -97,14 +107,15 @@ return redis.call('DEL', KEYS[1])
 class Pass:
     """The right to have one request under way.
 
-    `renewed` is the store's time in ms, `renewed_at` the monotonic time before it was asked.
+    `renewed` is the store's time in ms, `renewed_at` the monotonic time before it was asked;
+    `epoch` the weights' epoch that the store knows, None when it knows nothing of the policy.
     `lapsed` once the store counted the pass no longer, though the request went on: it stays so.
     """
 
     policy_id: str
     token: str
     renewed: int
-    version: int | None
+    epoch: int | None
     renewed_at: float
     lapsed: bool = False
     given_back: bool = False
@@ -146,15 +157,16 @@ class PolicyGate:
         self._open = redis.register_script(_OPEN)
         self._count = redis.register_script(_COUNT)
         self._know = redis.register_script(_KNOW)
+        self._tell = redis.register_script(_TELL)
 
     def enter(self, policy_id: str, token: str) -> Pass | Shut:
         """Take a pass, renewed from now on until it is given back or this process ends."""
         began = time.monotonic()
-        keys = self._keys(policy_id, "mark", "passes", "since", "version")
-        mark, now, version = self._call(self._enter, keys=keys, args=[token, self._lease_ms()])
+        keys = self._keys(policy_id, "mark", "passes", "since", "epoch")
+        mark, now, epoch = self._call(self._enter, keys=keys, args=[token, self._lease_ms()])
         if _text(mark):
             return Shut(_text(mark))
-        told = _text(version)
+        told = _text(epoch)
         entered = Pass(policy_id, token, int(now), int(told) if told else None, began)
         self._keeper.hold(entered)
         return entered
@@ -216,12 +228,15 @@ class PolicyGate:
         """Tell whether it is certain that nobody is inside."""
         return inside.count == 0 and inside.known_seconds >= self.lease_seconds
 
-    def open(self, policy_id: str, mark: str, *, version: int | None = None) -> bool:
-        """Open the gate where this mark closed it, and note the version that serves now."""
-        keys = self._keys(policy_id, "mark", "version")
-        return bool(
-            self._call(self._open, keys=keys, args=[mark, "" if version is None else version])
-        )
+    def open(self, policy_id: str, mark: str, *, epoch: int | None = None) -> bool:
+        """Open the gate where this mark closed it, and note the epoch of the weights."""
+        keys = self._keys(policy_id, "mark", "epoch")
+        return bool(self._call(self._open, keys=keys, args=[mark, "" if epoch is None else epoch]))
+
+    def tell(self, held: Pass, epoch: int) -> None:
+        """Have the store know the epoch that its holder of a pass read from the database."""
+        keys = self._keys(held.policy_id, "passes", "epoch")
+        self._call(self._tell, keys=keys, args=[held.token, epoch])
 
     def know(self, policy_id: str) -> None:
         """Have the store note since when it knows of all passes, before it is asked."""

@@ -44,7 +44,7 @@ class LogprobProbe:
         A trainer needs the log-probability under which a token was sampled. At a temperature of
         1 without top-p and top-k both are the same, so this is no fault.
         """
-        if not health.ok:
+        if not health.ok or server.held:
             return health
         mode = self._mode(generate, server, timeout_seconds)
         if mode != "raw_logprobs":

@@ -44,7 +44,8 @@ class Server:
     """Name one inference server. `max_model_len` is in tokens, None when not known.
 
     Requests for servers of one `pool` wait in one queue. `logprob_mode` is what was found out of
-    its log-probabilities, for answers that do not tell.
+    its log-probabilities, for answers that do not tell. Of one that is `held` nothing may be
+    sampled, by health checks neither: its weights are being exchanged.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Server:
     max_model_len: int | None = None
     pool: str = ""
     logprob_mode: str | None = None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

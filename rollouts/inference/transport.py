@@ -54,7 +54,7 @@ class Transport:
 
     A blocking client cannot give up a request before its timeout; a task can be cancelled at any
     await, which closes its connection and so tells the server. aiohttp, because its parser in C
-    takes a turn of 200 events for a fifth of the processor time that httpx needs.
+    takes a turn of 200 events for half the processor time that httpx needs.
 
     `cancelled` and `interrupted` are asked before sending and then every 50 ms, from one thread
     that all requests share: they must answer at once.

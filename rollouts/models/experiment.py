@@ -56,6 +56,7 @@ class Experiment(models.Model):
         max_length=8,
         choices=LagAction.choices,
         default=LagAction.CUT,
+        db_default=LagAction.CUT,
         help_text="What becomes of a rollout that would go beyond it: cut ends and scores it, "
         "drop cancels it, keep lets it go on.",
     )

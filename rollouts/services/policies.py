@@ -4,6 +4,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
+from django.db.models import F
 
 from rollouts.exceptions import StateConflict
 from rollouts.models import Policy, Rollout
@@ -29,14 +30,18 @@ def update_policy(*, policy_id: UUID, **changes: Any) -> Policy:
     try:
         with transaction.atomic():
             if changes:
-                _check_changes(policy_id, changes)
+                policy = _check_changes(policy_id, changes)
+                if changes.get("version", policy.version) != policy.version:
+                    changes["weights_epoch"] = F("weights_epoch") + 1
+                    # What servers told until now is of the old weights: the next check asks anew.
+                    policy.servers.update(told_version=None)
                 Policy.objects.filter(pk=policy_id).update(**changes)
     except IntegrityError:
         raise _taken(str(changes.get("name"))) from None
     return Policy.objects.get(pk=policy_id)
 
 
-def _check_changes(policy_id: UUID, changes: dict[str, Any]) -> None:
+def _check_changes(policy_id: UUID, changes: dict[str, Any]) -> Policy:
     policy = Policy.objects.select_for_update().get(pk=policy_id)
     version = changes.get("version", policy.version)
     if version != policy.version and policy.updates.filter(state__in=OPEN_UPDATE).exists():
@@ -51,6 +56,7 @@ def _check_changes(policy_id: UUID, changes: dict[str, Any]) -> None:
             "remove them first.",
             code="policy.has_servers",
         )
+    return policy
 
 
 def _check_unused(policy: Policy, changes: dict[str, Any]) -> None:

@@ -12,19 +12,28 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Exists, Max, OuterRef, Q
+from django.db.models import Exists, F, Max, OuterRef, Q
 from django.utils import timezone
 
-from rollouts.exceptions import NotThere, RolloutError, StateConflict
+from rollouts.exceptions import InvalidValue, NotThere, RolloutError, StateConflict
 from rollouts.inference.exceptions import RouterUnavailable
-from rollouts.models import Attempt, JournalEntry, Policy, PolicyUpdate, Rollout
+from rollouts.models import (
+    Attempt,
+    InferenceServer,
+    JournalEntry,
+    Policy,
+    PolicyUpdate,
+    Rollout,
+)
+from rollouts.services import policy_pauses
 from rollouts.services.messages import (
     publish_attempt,
     publish_dispatch,
     publish_policy_updates,
 )
 from rollouts.services.policy_gate import policy_gate
-from rollouts.services.server_control import flush_servers, pause_servers, resume_servers, versions
+from rollouts.services.policy_pauses import CANNOT_PAUSE
+from rollouts.services.server_control import ServerAnswer, flush_servers, versions
 from rollouts.states import (
     HOLDS_CALLS,
     OPEN_UPDATE,
@@ -36,9 +45,6 @@ from rollouts.states import (
 )
 
 logger = logging.getLogger(__name__)
-
-CANNOT_PAUSE = "Cannot pause"
-CANNOT_RESUME = "Cannot resume"
 
 
 class ControlNotAllowed(RolloutError):
@@ -53,13 +59,18 @@ def begin_update(
 ) -> PolicyUpdate:
     """Begin an update; from its commit on nothing begins that its mode holds back.
 
-    Locks the policy. Raises NotThere, ControlNotAllowed, and StateConflict when an update is open
-    or the version does not rise.
+    Locks the policy. Raises NotThere, ControlNotAllowed, InvalidValue for `control` of a mode that
+    lets requests run, and StateConflict when an update is open or the version does not rise.
     """
     if control and not settings.POLICY_CONTROL:
         raise ControlNotAllowed(
             "This service does not control inference servers (PRORL_POLICY_CONTROL): pause and "
             "resume them yourself, and begin the update without `control`."
+        )
+    if control and mode == UpdateMode.NONE:
+        raise InvalidValue(
+            "The mode 'none' lets requests run while weights are exchanged, and `control` pauses "
+            "the servers: use the mode 'abort' or 'drain-calls', or leave `control` out."
         )
     with transaction.atomic():
         policy = Policy.objects.select_for_update().filter(pk=policy_id).first()
@@ -79,7 +90,7 @@ def begin_update(
                 code="policy.version_not_newer",
             )
         last = policy.updates.aggregate(last=Max("number"))["last"] or 0
-        at_once = mode == UpdateMode.NONE and not control
+        at_once = mode == UpdateMode.NONE
         update = PolicyUpdate.objects.create(
             policy=policy,
             number=last + 1,
@@ -137,7 +148,8 @@ def complete_update(*, policy_id: UUID, number: int) -> PolicyUpdate:
     """Ask every server for its version, raise the policy's, and let generation go on.
 
     Completing a completed update changes nothing. Raises NotThere, and StateConflict when it is
-    not ready, was abandoned, or a server says another version or cannot be asked.
+    not ready or not quiet any more, was abandoned, or a server says another version or cannot be
+    asked.
     """
     update = check_ready(update_id=find_update(policy_id=policy_id, number=number).pk)
     if update.state == UpdateState.COMPLETED:
@@ -148,6 +160,13 @@ def complete_update(*, policy_id: UUID, number: int) -> PolicyUpdate:
         raise StateConflict(
             f"The update is {update.state}: {update.detail or 'wait until it is ready'}",
             code="policy.update_not_ready",
+        )
+    noise = _waits_for(update)
+    if noise:
+        raise StateConflict(
+            f"The update was ready, but it is not certain that nothing is generated: {noise} "
+            "Complete again in a while; what was sampled meanwhile is of no known version.",
+            code="policy.update_not_quiet",
         )
     said = versions(policy=update.policy, expected=update.to_version)
     PolicyUpdate.objects.filter(pk=update.pk, state=UpdateState.READY).update(
@@ -166,7 +185,10 @@ def complete_update(*, policy_id: UUID, number: int) -> PolicyUpdate:
         Policy.objects.select_for_update().get(pk=policy_id)
         won = _end(update, UpdateState.COMPLETED)
         if won:
-            Policy.objects.filter(pk=policy_id).update(version=update.to_version)
+            Policy.objects.filter(pk=policy_id).update(
+                version=update.to_version, weights_epoch=F("weights_epoch") + 1
+            )
+            _note_told(said)
             transaction.on_commit(partial(_release_soon, update.pk))
     if not won:  # somebody else ended it meanwhile
         return complete_update(policy_id=policy_id, number=number)
@@ -181,6 +203,8 @@ def abandon_update(*, policy_id: UUID, number: int, why: str = "") -> PolicyUpda
     update = find_update(policy_id=policy_id, number=number)
     with transaction.atomic():
         if _end(update, UpdateState.ABANDONED, detail=why or "Abandoned."):
+            # Nobody knows what the servers computed meanwhile: it must not be found again.
+            Policy.objects.filter(pk=policy_id).update(weights_epoch=F("weights_epoch") + 1)
             transaction.on_commit(partial(_release_soon, update.pk))
     update = PolicyUpdate.objects.get(pk=update.pk)
     if update.state != UpdateState.ABANDONED:
@@ -193,24 +217,18 @@ def release(*, update_id: UUID) -> None:
     update = PolicyUpdate.objects.select_related("policy").get(pk=update_id)
     if update.state in OPEN_UPDATE or update.released_at is not None:
         return
-    failed: list[str] = []
-    followed = PolicyUpdate.objects.open().filter(policy=update.policy).exists()
-    if update.paused_at is not None and not followed:
-        failed = resume_servers(policy=update.policy)
-    if failed:
-        PolicyUpdate.objects.filter(pk=update_id).update(
-            detail=f"{CANNOT_RESUME} {'; '.join(failed)}"
-        )
-    policy_gate().open(str(update.policy_id), str(update_id), version=update.policy.version)
+    resumed = policy_pauses.resume(update)
+    policy_gate().open(str(update.policy_id), str(update_id), epoch=update.policy.weights_epoch)
     with transaction.atomic():
-        if update.mode == UpdateMode.DRAIN_ROLLOUTS:
-            _publish_held_back(update.policy_id)
-        if not failed:
-            mended = update.detail.startswith(CANNOT_RESUME)
+        opened = PolicyUpdate.objects.filter(pk=update_id, opened_at__isnull=True)
+        if opened.update(opened_at=timezone.now()):
+            if update.mode == UpdateMode.DRAIN_ROLLOUTS:
+                _publish_held_back(update.policy_id)
+            publish_dispatch()
+        if resumed:
             PolicyUpdate.objects.filter(pk=update_id, released_at__isnull=True).update(
-                released_at=timezone.now(), detail="" if mended else update.detail
+                released_at=timezone.now()
             )
-        publish_dispatch()
 
 
 def find_update(*, policy_id: UUID, number: int) -> PolicyUpdate:
@@ -228,15 +246,23 @@ def find_update(*, policy_id: UUID, number: int) -> PolicyUpdate:
 def held_seconds(*, policy_id: UUID, since: datetime, until: datetime) -> float:
     """Return for how much of a time updates held back the policy's generation."""
     updates = PolicyUpdate.objects.filter(
-        Q(released_at__isnull=True) | Q(released_at__gt=since),
+        Q(opened_at__isnull=True) | Q(opened_at__gt=since),
         policy_id=policy_id,
         mode__in=HOLDS_CALLS,
         created_at__lt=until,
     )
     return sum(
-        (min(released or until, until) - max(created, since)).total_seconds()
-        for created, released in updates.values_list("created_at", "released_at")
+        (min(opened or until, until) - max(created, since)).total_seconds()
+        for created, opened in updates.values_list("created_at", "opened_at")
     )
+
+
+def is_open(*, update_id: str) -> bool:
+    """Tell whether an update is open, read anew; one that does not exist is not."""
+    try:
+        return PolicyUpdate.objects.open().filter(pk=UUID(update_id)).exists()
+    except ValueError:
+        return False
 
 
 def still_running(*, policy_id: UUID) -> tuple[int | None, int]:
@@ -296,15 +322,13 @@ def _pause(update: PolicyUpdate) -> None:
         others = PolicyUpdate(pk=update.pk, policy_id=update.policy_id, mode=update.mode)
         if _waits_for(others):
             return
-    failed = pause_servers(policy=update.policy, abort=update.mode == UpdateMode.ABORT)
-    if failed:
-        PolicyUpdate.objects.filter(pk=update.pk).update(
-            detail=f"{CANNOT_PAUSE} {'; '.join(failed)}"
-        )
-        return
-    PolicyUpdate.objects.filter(pk=update.pk, paused_at__isnull=True).update(
-        paused_at=timezone.now()
-    )
+    policy_pauses.pause(update)
+
+
+def _note_told(said: list[ServerAnswer]) -> None:
+    """Write down which versions the servers told: whoever told another gets no requests."""
+    for answer in said:
+        InferenceServer.objects.filter(pk=answer.server).update(told_version=answer.version)
 
 
 def _end(update: PolicyUpdate, state: str, *, detail: str = "") -> bool:

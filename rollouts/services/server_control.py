@@ -1,7 +1,7 @@
 """What an update does to a policy's servers: ask for their version, pause, resume, flush."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -59,7 +59,7 @@ def versions(*, policy: Policy, expected: int) -> list[ServerAnswer]:
             server.id, server.url, version, f"says version {version}", version == expected
         )
 
-    return _each(policy, ask)
+    return _each(_registered(policy), ask)
 
 
 def weight_version(server: Server) -> int | None:
@@ -73,25 +73,25 @@ def weight_version(server: Server) -> int | None:
     return None
 
 
-def pause_servers(*, policy: Policy, abort: bool) -> list[str]:
-    """Pause every server of a policy; return what failed, in words."""
+def pause_servers(servers: Sequence[InferenceServer], *, abort: bool) -> dict[str, str]:
+    """Pause servers; return what failed, in words, by the server's id."""
 
     def pause(server: Server) -> str:
         control = _required(server)
         control.pause(server, abort=abort, timeout_seconds=CONTROL_SECONDS)
         return ""
 
-    return _failures(policy, pause)
+    return _failures(servers, pause)
 
 
-def resume_servers(*, policy: Policy) -> list[str]:
-    """Let every server of a policy generate again; return what failed, in words."""
+def resume_servers(servers: Sequence[InferenceServer]) -> dict[str, str]:
+    """Let servers generate again; return what failed, in words, by the server's id."""
 
     def resume(server: Server) -> str:
         _required(server).resume(server, timeout_seconds=CONTROL_SECONDS)
         return ""
 
-    return _failures(policy, resume)
+    return _failures(servers, resume)
 
 
 def flush_servers(*, policy: Policy) -> list[str]:
@@ -101,7 +101,7 @@ def flush_servers(*, policy: Policy) -> list[str]:
         _required(server).flush_cache(server, timeout_seconds=CONTROL_SECONDS)
         return ""
 
-    failed = _failures(policy, flush)
+    failed = list(_failures(_registered(policy), flush).values())
     for each in failed:
         logger.warning("prefix cache not flushed: %s", each)
     return failed
@@ -114,19 +114,24 @@ def _required(server: Server) -> Any:
     return control
 
 
-def _failures(policy: Policy, step: Callable[[Server], str]) -> list[str]:
-    def safely(server: Server) -> str:
+def _failures(rows: Sequence[InferenceServer], step: Callable[[Server], str]) -> dict[str, str]:
+    def safely(server: Server) -> tuple[str, str]:
         try:
-            return step(server)
+            return server.id, step(server)
         except InferenceFault as fault:
-            return f"{server.url}: {fault}"
+            return server.id, f"{server.url}: {fault}"
 
-    return [failure for failure in _each(policy, safely) if failure]
+    return {server: failure for server, failure in _each(rows, safely) if failure}
 
 
-def _each(policy: Policy, step: Callable[[Server], R]) -> list[R]:
-    """Do a step for each server that may receive work, all at once, holding no connection."""
-    rows = InferenceServer.objects.routable().filter(policy=policy).select_related("policy")
+def _registered(policy: Policy) -> list[InferenceServer]:
+    """Return the servers that receive work or may again: those that are drained included."""
+    rows = InferenceServer.objects.registered().filter(policy=policy)
+    return list(rows.select_related("policy"))
+
+
+def _each(rows: Sequence[InferenceServer], step: Callable[[Server], R]) -> list[R]:
+    """Do a step for each server, all at once, holding no connection."""
     servers = [as_server(row) for row in rows]
     if not servers:
         return []

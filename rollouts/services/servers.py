@@ -3,31 +3,33 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
-from django.db.models import F, OuterRef
+from django.db.models import Exists, F, FilteredRelation, OuterRef, Q
 from django.db.models.functions import Now
 
 from rollouts.exceptions import InvalidValue, NotThere, StateConflict
 from rollouts.inference.adapters import AdapterRegistry, default_adapters
+from rollouts.inference.control import control_for
 from rollouts.inference.exceptions import InferenceFault
 from rollouts.inference.keeping import Keeper
 from rollouts.inference.protocol import Health, Server
 from rollouts.models import InferenceServer, Policy, PolicyUpdate
-from rollouts.states import ServerState, UpdateMode
+from rollouts.states import HOLDS_CALLS, ServerState, UpdateMode
 from sandboxes.services.connections import release_connection
 
 logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_SECONDS = 5.0
+VERSION_TIMEOUT_SECONDS = 2.0
 # One round of checks takes no longer, whatever the servers do; it stays below its period.
 ROUND_SECONDS = 7.0
 ROUND_THREADS = 32
@@ -79,7 +81,9 @@ def register_server(
             found.kind = kind
             found.max_in_flight = max_in_flight
             found.logprob_mode = ""
-            found.save(update_fields=["state", "kind", "max_in_flight", "logprob_mode"])
+            found.told_version = None  # it may have begun anew
+            fields = ["state", "kind", "max_in_flight", "logprob_mode", "told_version"]
+            found.save(update_fields=fields)
     if found is None:
         try:
             with transaction.atomic():
@@ -137,10 +141,16 @@ class Routable:
     update: tuple[UUID, str] | None = None
     # The number of the last update that let requests run while weights were exchanged, 0 for none.
     unheld: int = 0
+    # Rises whenever the weights may have changed.
+    epoch: int = 0
 
     def exchanges_now(self) -> bool:
         """Tell whether weights may be exchanged at any moment under a running request."""
         return self.update is not None and self.update[1] == UpdateMode.NONE
+
+    def holds_requests(self) -> bool:
+        """Tell whether the open update lets no request begin, or left no server to ask."""
+        return self.update is not None and (self.update[1] in HOLDS_CALLS or not self.servers)
 
 
 _listed: dict[int | UUID, Routable] = {}
@@ -151,29 +161,19 @@ def routable_servers(*, policy: Policy, since: float) -> Routable:
     """Return a policy's servers as read after the monotonic time `since`, and 1 s ago at most.
 
     Callers of one process share what is read; who waits must not ask the database each time.
-    The connection goes back to the pool. `version` is None where there is no server.
+    The connection goes back to the pool. What is said of the policy does not depend on there being
+    a server; `version` is None where the policy is gone. A server that told another version is
+    left out, but while an update is open: then both may be right.
     """
     with _listing:
         known = _listed.get(policy.pk)
         if known is not None and known.read_at >= max(since, time.monotonic() - LISTED_SECONDS):
             return known
         began = time.monotonic()
-        updates = PolicyUpdate.objects.filter(policy_id=OuterRef("policy_id"))
-        open_update, unheld = updates.open(), updates.filter(mode=UpdateMode.NONE)
         try:
-            rows = list(
-                InferenceServer.objects.routable()
-                .filter(policy=policy)
-                .select_related("policy")
-                .annotate(
-                    update_id=open_update.values("pk")[:1],
-                    update_mode=open_update.values("mode")[:1],
-                    unheld=unheld.order_by("-number").values("number")[:1],
-                )
-            )
+            found = _read_policy(policy, began)
         finally:
             release_connection()
-        found = _routable(rows, began)
         _listed[policy.pk] = found
         return found
 
@@ -199,17 +199,52 @@ def _read_watched(policies: list[Policy]) -> None:
 _watch: Keeper[Policy] = Keeper("policies", _read_watched, period_seconds=LISTED_SECONDS)
 
 
-def _routable(rows: Sequence[Any], began: float) -> Routable:
-    """Return what the annotated rows of a policy's servers say."""
+def _read_policy(policy: Policy, began: float) -> Routable:
+    """Read a policy, its open update and its servers in one query, so that they fit together."""
+    updates = PolicyUpdate.objects.filter(policy_id=OuterRef("pk"))
+    open_update, unheld = updates.open(), updates.filter(mode=UpdateMode.NONE)
+    rows = list(
+        Policy.objects.filter(pk=policy.pk)
+        .annotate(
+            active=FilteredRelation("servers", condition=Q(servers__state=ServerState.ACTIVE)),
+            update_id=open_update.values("pk")[:1],
+            update_mode=open_update.values("mode")[:1],
+            unheld=unheld.order_by("-number").values("number")[:1],
+        )
+        .order_by("active__created_at")
+        .values(
+            *("model", "version", "weights_epoch", "update_id", "update_mode", "unheld"),
+            *("active__id", "active__url", "active__kind", "active__max_in_flight"),
+            *("active__told_version", "active__logprob_mode"),
+        )
+    )
     if not rows:
         return Routable((), None, began)
     first = rows[0]
+    told = {None, first["version"]}
+    usable = [
+        row
+        for row in rows
+        if row["active__id"] and (first["update_id"] or row["active__told_version"] in told)
+    ]
     return Routable(
-        tuple(as_server(row) for row in rows),
-        first.policy.version,
+        tuple(
+            Server(
+                id=str(row["active__id"]),
+                url=row["active__url"].rstrip("/"),
+                kind=row["active__kind"],
+                model=row["model"],
+                max_in_flight=row["active__max_in_flight"],
+                pool=str(policy.pk),
+                logprob_mode=row["active__logprob_mode"] or None,
+            )
+            for row in usable
+        ),
+        first["version"],
         began,
-        (first.update_id, first.update_mode) if first.update_id else None,
-        first.unheld or 0,
+        (first["update_id"], first["update_mode"]) if first["update_id"] else None,
+        first["unheld"] or 0,
+        first["weights_epoch"],
     )
 
 
@@ -218,7 +253,8 @@ def check_servers() -> int:
 
     All at once, within `ROUND_SECONDS`; those that were not asked in time come first in the next
     round. No connection is held while servers are asked. One round at a time in a process: a
-    second call returns 0 at once.
+    second call returns 0 at once. A server that tells another version than its policy's gets no
+    requests; nothing is sampled, and no version compared, while an update of it is open.
     """
     if not _checking.acquire(blocking=False):
         return 0
@@ -230,13 +266,19 @@ def check_servers() -> int:
 
 def _check_round() -> int:
     longest_ago = F("checked_at").asc(nulls_first=True)
-    rows = list(InferenceServer.objects.registered().select_related("policy").order_by(longest_ago))
+    updating = PolicyUpdate.objects.open().filter(policy_id=OuterRef("policy_id"))
+    rows: list[Any] = list(
+        InferenceServer.objects.registered()
+        .select_related("policy")
+        .annotate(updating=Exists(updating))
+        .order_by(longest_ago)
+    )
     release_connection()
     if not rows:
         return 0
     pool = ThreadPoolExecutor(min(len(rows), ROUND_THREADS), thread_name_prefix="health")
     try:
-        asked = {pool.submit(_ask, as_server(row)): row for row in rows}
+        asked = {pool.submit(_ask, replace(as_server(row), held=row.updating)): row for row in rows}
         done, late = wait(asked, timeout=ROUND_SECONDS)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -247,14 +289,36 @@ def _check_round() -> int:
 
 def _ask(server: Server) -> Health:
     try:
-        return adapters()[server.kind].health(server, timeout_seconds=HEALTH_TIMEOUT_SECONDS)
+        health = adapters()[server.kind].health(server, timeout_seconds=HEALTH_TIMEOUT_SECONDS)
     except InferenceFault as fault:
         return Health(False, f"{fault.code}: {fault}")
+    if health.ok and not server.held and health.policy_version is None:
+        return replace(health, policy_version=_told_version(server))
+    return health
 
 
-def _note(row: InferenceServer, health: Health) -> bool:
+def _told_version(server: Server) -> int | None:
+    control = control_for(server.kind)
+    try:
+        if control is not None:
+            return control.weight_version(server, timeout_seconds=VERSION_TIMEOUT_SECONDS)
+    except InferenceFault as fault:  # most servers do not offer it
+        logger.debug("%s does not tell its version: %s", server.url, fault)
+    return None
+
+
+def _note(row: Any, health: Health) -> bool:
+    """Write down what a check found of a server, a row annotated with `updating`."""
     found = {"logprob_mode": health.logprob_mode} if health.logprob_mode else {}
+    detail, told, version = health.detail, health.policy_version, row.policy.version
+    if health.ok and not row.updating:
+        # An update that was completed meanwhile has asked the server after this check did.
+        InferenceServer.objects.filter(
+            pk=row.pk, policy__weights_epoch=row.policy.weights_epoch
+        ).update(told_version=told)
+        if told is not None and told != version:
+            detail = f"tells version {told}, the policy is at {version}: no requests; {detail}"
     InferenceServer.objects.filter(pk=row.pk).update(
-        healthy=health.ok, detail=health.detail[:2000], checked_at=Now(), **found
+        healthy=health.ok, detail=detail[:2000], checked_at=Now(), **found
     )
     return health.ok

@@ -23,19 +23,21 @@ from rollouts.inference.trace import UNKNOWN_POLICY_VERSION
 from rollouts.models import Policy, Rollout
 from rollouts.options import Budgets, Sampling
 from rollouts.services.policy_gate import policy_gate
+from rollouts.services.policy_updates import is_open
 from rollouts.services.servers import Routable, adapters, last_read, routable_servers, watched
 from rollouts.stages import process
 from rollouts.stages.database import database
 from rollouts.stages.lease import Held
-from rollouts.stages.stamping import Asked, Partial, versions_of
-from rollouts.stages.turnstile import GatedAdapters, GateShut, Turnstile
-from rollouts.states import HOLDS_CALLS, LagAction, UpdateMode
+from rollouts.stages.stamping import Asked, Partial, versions_of, within_lag
+from rollouts.stages.turnstile import GatedAdapters, GateShut, InForce, Turnstile
+from rollouts.states import LagAction, UpdateMode
 
 logger = logging.getLogger(__name__)
 
 HELD_POLL_SECONDS = 0.25
 RETRY_SECONDS = 0.2
 LEAST_WAIT_SECONDS = 0.1
+BY_TIME, BY_UPDATE = "time", "update"
 
 
 class PolicyLagDrop(Exception):
@@ -69,8 +71,11 @@ class Generator:
     lagged: bool = False
 
     def __post_init__(self) -> None:
-        self._version = self.policy.version
-        self._newest = self.policy.version
+        self._version, self._epoch = self.policy.version, self.policy.weights_epoch
+        # Of the tokens; nobody tells of earlier workers' tokens more than the oldest.
+        self._newest: int | None = None
+        # Whether the agent's time cut the present chat, an update, or nothing.
+        self._cut_by: str | None = None
         self._asked = 0.0
         self._call_clock = self._call_seconds = 0.0
         self._shut_by: str | None = None
@@ -78,7 +83,7 @@ class Generator:
         self._entered: Routable | None = None
         if self.oldest_version == UNKNOWN_POLICY_VERSION:
             self.oldest_version = None
-        self._turnstile = Turnstile(policy_gate(), str(self.policy.pk), self._version_now)
+        self._turnstile = Turnstile(policy_gate(), str(self.policy.pk), self._in_force)
         self._pool = InferencePool(
             process.router(),
             GatedAdapters(adapters(), self._turnstile, chat=self.policy.is_text_only),
@@ -122,11 +127,15 @@ class Generator:
             if part is None:
                 continue
             partial.add(part, self._versions_of(part))
+            if self._cut_to_bound(partial):
+                if not partial.token_ids:
+                    raise PolicyLagExceeded("its next tokens are of too different a version")
+                return partial.as_generation("abort", version=self._version)
             self._note_versions(partial)
             finish = self._finish(partial, part, max_tokens)
             if finish is not None:
                 return partial.as_generation(finish, version=self._version)
-            if not part.token_ids:
+            if not part.token_ids and part.server_id:
                 self._pause_before_retry("the servers cut every request")
 
     def chat(
@@ -141,9 +150,9 @@ class Generator:
         """
         self._begin_call()
         while True:
-            self._wait_until_open()
             if self._time_is_over():
                 return ChatAnswer(ParsedTurn(content=""), "abort", "", 0.0)
+            self._wait_until_open()
             answer = self._measured(
                 lambda: self._pool.chat(
                     str(self.rollout.id),
@@ -152,7 +161,7 @@ class Generator:
                     self.params(max_tokens),
                     budget_seconds=self._wait_left(),
                     generation_seconds=max(1.0, self.held.remaining_seconds()),
-                    cancelled=lambda: self.held.stopping() or self._interrupted(),
+                    cancelled=lambda: self.held.stopping() or self._chat_is_cut(),
                     experiment=str(self.rollout.experiment_id),
                     share=self.rollout.experiment.share,
                 )
@@ -184,7 +193,7 @@ class Generator:
                 generation_seconds=max(1.0, self.held.remaining_seconds()),
                 cancelled=self.held.stopping,
                 interrupted=self._interrupted,
-                cache_salt=f"v{self._version}",
+                cache_salt=self._salt(),
                 experiment=str(self.rollout.experiment_id),
                 share=self.rollout.experiment.share,
             )
@@ -201,6 +210,8 @@ class Generator:
         """Ask, and count what was no answer's time as waiting; None: ask again."""
         began = time.monotonic()
         answer: Any = None
+        self._cut_by = None
+        self._turnstile.forget_seconds()
         try:
             with watched(self.policy):
                 answer = ask()
@@ -213,10 +224,12 @@ class Generator:
             time.sleep(RETRY_SECONDS)
         except GenerationCancelled:
             # A chat has no other way to be cut by an update or by the end of the agent's time.
-            if self.held.stopping() or not self._interrupted():
+            if self.held.stopping() or self._cut_by is None:
                 raise
         finally:
-            spent = self._turnstile.last_seconds() if answer is not None else 0.0
+            # What an update cut of a chat is lost, and nobody's time; what time itself cut is not.
+            counts = answer is not None or self._cut_by == BY_TIME
+            spent = self._turnstile.last_seconds() if counts else 0.0
             self._call_seconds += spent
             self.waited += max(0.0, time.monotonic() - began - spent)
         return answer
@@ -241,7 +254,7 @@ class Generator:
             if self.held.stopping():
                 raise GenerationCancelled("cancelled while an update held back generation")
             found = self._read(since=self._asked)
-            if found.update is None or found.update[1] not in HOLDS_CALLS:
+            if not found.holds_requests():
                 break
             time.sleep(HELD_POLL_SECONDS)
         spent = time.monotonic() - began
@@ -250,13 +263,14 @@ class Generator:
             self.held_back += spent
             self.held.extend(spent)
         if self._shut_by is not None:
-            self._open_left_shut(found)
+            self._open_left_shut()
 
-    def _open_left_shut(self, found: Routable) -> None:
-        """Open a gate that the store has closed by an update which the database knows as ended."""
+    def _open_left_shut(self) -> None:
+        """Open a gate that the store keeps closed by an update which is open no longer."""
         mark, self._shut_by = self._shut_by, None
-        if mark is None or (found.update is not None and str(found.update[0]) == mark):
-            return
+        with database():
+            if mark is None or is_open(update_id=mark):
+                return
         try:
             policy_gate().open(str(self.policy.pk), mark)
         except RouterUnavailable:
@@ -269,7 +283,7 @@ class Generator:
         """
         experiment = self.rollout.experiment
         bound, oldest = experiment.max_policy_lag, self.oldest_version
-        newest = max(self._version, self._newest)
+        newest = max(self._version, self._newest or 0)
         if bound is not None and self.unknown_versions:
             self.drop_unknown()
         elif bound is None or oldest is None or newest - oldest <= bound:
@@ -313,15 +327,51 @@ class Generator:
         if stamps:
             known = self.oldest_version
             self.oldest_version = min(stamps) if known is None else min(known, *stamps)
-            self._newest = max(self._newest, *stamps)
+            self._newest = max(self._newest or 0, *stamps)
+
+    def _cut_to_bound(self, partial: Partial) -> bool:
+        """Drop the tokens from where the rollout's would span too many versions; tell whether.
+
+        Raises PolicyLagDrop. Those of an unknown version are `_lags`'s to judge.
+        """
+        experiment = self.rollout.experiment
+        bound = experiment.max_policy_lag
+        if bound is None or experiment.on_policy_lag == LagAction.KEEP:
+            return False
+        kept = within_lag(partial.versions, bound, (self.oldest_version, self._newest))
+        if kept == len(partial.token_ids):
+            return False
+        if experiment.on_policy_lag == LagAction.DROP:
+            raise PolicyLagDrop(
+                f"The versions {partial.versions} of a turn's tokens, as (version, tokens), go "
+                f"beyond max_policy_lag, which is {bound}; its oldest was {self.oldest_version}."
+            )
+        partial.keep(kept)
+        self._note_versions(partial)
+        self.lagged = True
+        return True
 
     def _interrupted(self) -> bool:
         """Tell whether a request must be cut now; from memory, as all requests wait for it."""
-        if self._turnstile.is_cut() or self._time_is_over():
+        return self._time_is_over() or self._is_cut_by_update()
+
+    def _is_cut_by_update(self) -> bool:
+        if self._turnstile.is_cut():
             return True
         known = last_read(policy=self.policy)
-        update = None if known is None else known.update
-        return update is not None and update[1] == UpdateMode.ABORT
+        if known is None or known.update is None:
+            return False
+        # Who still queues need not stand there meanwhile: the wait is the update's.
+        queues = not self._turnstile.is_busy()
+        return known.update[1] == UpdateMode.ABORT or (queues and known.holds_requests())
+
+    def _chat_is_cut(self) -> bool:
+        """Tell as `_interrupted` does, and remember by whom: afterwards nobody could say."""
+        if self._cut_by is None and self._time_is_over():
+            self._cut_by = BY_TIME
+        elif self._cut_by is None and self._is_cut_by_update():
+            self._cut_by = BY_UPDATE
+        return self._cut_by is not None
 
     def _time_is_over(self) -> bool:
         return self.clock_of_call() >= self.deadline
@@ -340,11 +390,19 @@ class Generator:
         time.sleep(RETRY_SECONDS)
         self.waited += RETRY_SECONDS
 
-    def _version_now(self, told: int | None) -> int:
-        """Return the policy's version; read anew where the store was told another."""
-        stale = told is not None and told != self._version
-        self._entered = self._read(since=time.monotonic() if stale else 0.0)
-        return self._version
+    def _in_force(self, told: int | None) -> InForce:
+        """Return what a request is asked with; read anew unless the store was told the same.
+
+        Raises GateShut where the database knows of an update that holds requests back.
+        """
+        now = self._read(since=0.0 if told == self._epoch else time.monotonic())
+        if now.update is not None and now.holds_requests():
+            raise GateShut(str(now.update[0]))
+        self._entered = now
+        return InForce(self._version, self._epoch, self._salt())
+
+    def _salt(self) -> str:
+        return f"{self.policy.pk.hex[:8]}-{self._epoch}"
 
     def _servers(self) -> list[Server]:
         return list(self._read(since=self._asked).servers)
@@ -352,5 +410,5 @@ class Generator:
     def _read(self, *, since: float) -> Routable:
         found = routable_servers(policy=self.policy, since=since)
         if found.version is not None:
-            self._version = found.version
+            self._version, self._epoch = found.version, found.epoch
         return found

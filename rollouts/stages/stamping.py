@@ -34,6 +34,15 @@ class Partial:
         if part.token_ids:
             self.modes.add(part.logprob_mode)
 
+    def keep(self, count: int) -> None:
+        """Drop the tokens behind the first `count`."""
+        del self.token_ids[count:], self.logprobs[count:]
+        versions, self.versions = self.versions, []
+        for stamp, run in versions:
+            if count > 0:
+                self.versions.append((stamp, min(run, count)))
+            count -= run
+
     def as_generation(self, finish_reason: FinishReason, *, version: int) -> Generation:
         """Return the turn; `version` is that of a turn without any token."""
         last = self.versions[-1][0] if self.versions else version
@@ -48,6 +57,26 @@ class Partial:
             version_runs=tuple(self.versions) if len(self.versions) > 1 else (),
             cached_tokens=None if self.last is None else self.last.cached_tokens,
         )
+
+
+def within_lag(
+    runs: Sequence[VersionRun], bound: int, before: tuple[int | None, int | None]
+) -> int:
+    """Return how many of a turn's first tokens stay within a bound on policy lag.
+
+    `before` are the oldest and newest version of the tokens before, None without any. Tokens of
+    an unknown version are within it.
+    """
+    oldest, newest = before
+    kept = 0
+    for stamp, run in runs:
+        if stamp != UNKNOWN_POLICY_VERSION:
+            oldest = stamp if oldest is None else min(oldest, stamp)
+            newest = max(oldest if newest is None else newest, stamp)
+            if newest - oldest > bound:
+                return kept
+        kept += run
+    return kept
 
 
 @dataclass(frozen=True)
@@ -90,7 +119,7 @@ def _exchanged_under(part: Generation, asked: Asked, now: Routable) -> bool:
     one is open the server is asked: versions rise, so what it says now held before.
     """
     before = asked.policy
-    if before is None or before.version != now.version:
+    if before is None or before.version != now.version or before.holds_requests():
         return True
     if before.unheld == now.unheld and not before.exchanges_now():
         return False

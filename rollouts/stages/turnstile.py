@@ -4,9 +4,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rollouts.inference.exceptions import InferenceFault
+from rollouts.inference.exceptions import GenerationCancelled, InferenceFault
 from rollouts.inference.gate import Pass, PolicyGate, Shut
 from rollouts.inference.protocol import Health, Server
 
@@ -21,23 +22,35 @@ class GateShut(InferenceFault):
         self.mark = mark
 
 
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What a request is asked with: the policy's version, its weights' epoch, the cache salt."""
+
+    version: int
+    epoch: int
+    salt: str
+
+
 class Turnstile:
     """Hold a pass of the gate while a request is under way. One rollout, one thread.
 
-    `version_now` gives the policy's version, read anew when the one told it is another.
+    `in_force` gives what the policy's requests are asked with, read anew when the epoch that the
+    store told is another or none; it raises GateShut when the database knows of an update that
+    holds requests back, as a store that lost its data does not.
     """
 
     def __init__(
-        self, gate: PolicyGate, policy_id: str, version_now: Callable[[int | None], int]
+        self, gate: PolicyGate, policy_id: str, in_force: Callable[[int | None], InForce]
     ) -> None:
         self._gate = gate
         self._policy_id = policy_id
-        self._version_now = version_now
+        self._in_force = in_force
         self._pass: Pass | None = None
         self._began: float | None = None
         self._seconds = 0.0
         # The version in force when the last request was asked.
         self.version: int = 0
+        self.salt = ""
 
     @property
     def lapsed(self) -> bool:
@@ -53,8 +66,16 @@ class Turnstile:
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
+    def is_busy(self) -> bool:
+        """Tell whether a request is under way."""
+        return self._began is not None
+
+    def forget_seconds(self) -> None:
+        """Count from now on: a call that is cut before its request began took none."""
+        self._seconds = 0.0
+
     def last_seconds(self) -> float:
-        """Return the seconds of the last request."""
+        """Return the seconds of the last request since `forget_seconds`, 0 of one that failed."""
         return self._seconds
 
     @contextmanager
@@ -65,12 +86,20 @@ class Turnstile:
         if isinstance(entered, Shut):
             raise GateShut(entered.mark)
         self._pass = entered
+        failed = True
         try:
-            self.version = self._version_now(entered.version)
+            now = self._in_force(entered.epoch)
+            if entered.epoch is None or entered.epoch < now.epoch:
+                self._gate.tell(entered, now.epoch)
+            self.version, self.salt = now.version, now.salt
             self._began = time.monotonic()
             yield
+            failed = False
+        except GenerationCancelled:
+            failed = False  # a text that was cut: the caller decides whose time that was
+            raise
         finally:
-            self._seconds, self._began = self.busy_seconds(), None
+            self._seconds, self._began = 0.0 if failed else self.busy_seconds(), None
             self._gate.leave(entered)
 
 
@@ -107,10 +136,10 @@ class _Gated:
 
 class _GatedTokens(_Gated):
     def generate(self, *arguments: Any, **named: Any) -> Any:
-        """Generate with a pass; prompts of different versions share no prefix cache."""
+        """Generate with a pass; prompts of different weights share no prefix cache."""
         with self._turnstile.request():
             return self._adapter.generate(
-                *arguments, **{**named, "cache_salt": f"v{self._turnstile.version}"}
+                *arguments, **{**named, "cache_salt": self._turnstile.salt}
             )
 
 

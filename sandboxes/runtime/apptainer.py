@@ -181,6 +181,7 @@ class ApptainerRuntime(SpawnerRuntime):
             [functools.partial(open_terminal, program) for program in shell_argvs()],
             functools.partial(self.alive, handle),
             cwd or record["workdir"],
+            require=functools.partial(self._require, handle),
         )
 
     def open_python(

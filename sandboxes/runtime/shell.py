@@ -41,10 +41,19 @@ class PersistentShell:
     """Keep one shell alive over many commands; replaces it when it ends. See `ShellSession`."""
 
     def __init__(
-        self, ways: Sequence[Callable[[], Terminal]], alive: Callable[[], bool], cwd: str
+        self,
+        ways: Sequence[Callable[[], Terminal]],
+        alive: Callable[[], bool],
+        cwd: str,
+        *,
+        require: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open a shell: `ways` begin one each, the later ones where the image lacks the first."""
+        """Open a shell: `ways` begin one each, the later ones where the image lacks the first.
+
+        `require` raises SandboxGone with the reason when the sandbox has ended.
+        """
         self._ways = list(ways)
+        self._require = require
         self._alive = alive
         self._state = ShellState(cwd=cwd, exports="")
         self._token = ""  # of the last report that was asked for
@@ -238,6 +247,7 @@ class PersistentShell:
         self._take_state()
         self.close()
         if not self._alive():
+            self._require()
             raise SandboxGone("the sandbox of this shell no longer runs")
         while True:
             try:
@@ -283,6 +293,7 @@ class PersistentShell:
         why = follow(terminal, job, capture, Bounds(deadline=time.monotonic() + OPEN_SECONDS))
         if why == "ended":
             if ends_soon(self._alive):
+                self._require()
                 raise SandboxGone("the sandbox ended while a shell started in it")
             raise EnterFailed(f"no shell: {capture.text()[0].strip()[-1000:]}")
         if why:

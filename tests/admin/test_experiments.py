@@ -101,6 +101,8 @@ def test_a_policys_version_raised_by_a_trainer_survives_an_edit(operator) -> Non
         "context_tokens": 4096,
         "servers-TOTAL_FORMS": 0,
         "servers-INITIAL_FORMS": 0,
+        "updates-TOTAL_FORMS": 0,
+        "updates-INITIAL_FORMS": 0,
     }
     Policy.objects.filter(pk=policy.pk).update(version=4)
 

@@ -283,7 +283,11 @@ def test_a_node_says_in_words_whether_it_is_draining(operator) -> None:
 def test_the_owner_of_a_policy_is_chosen_here(operator) -> None:
     policy, owner = make_policy(), make_experiment().owner
     form = {"model": policy.model, "tokenizer": policy.tokenizer, "context_tokens": 4096}
-    inline = {"servers-TOTAL_FORMS": 0, "servers-INITIAL_FORMS": 0}
+    inline = {
+        f"{name}-{count}_FORMS": 0
+        for name in ("servers", "updates")
+        for count in ("TOTAL", "INITIAL")
+    }
 
     operator.post(Policy, "change", {**form, **inline, "owner": owner.pk}, policy.pk)
 

@@ -78,6 +78,8 @@ def test_lease_gives_the_first_finished_groups_with_their_tokens(
         ],
         "messages": [{"role": "user", "content": "Say hello."}],
         "tools": [],
+        "agent": {},
+        "unknown_version_tokens": 0,
         "metadata": {"step": 0},
     }
     assert sorted(Group.objects.values_list("state", flat=True)) == ["leased", "leased", "ready"]

@@ -46,11 +46,15 @@ def check_whole(line: Line, rollouts: list[str]) -> None:
 
 
 def run_attempts(line: Line, rollouts: list[str]) -> list[tuple[str, str, int, int]]:
-    """Return state, code, how many processes and how many attempts of RUN there were."""
+    """Return the RUN attempts' states and codes, by how many processes, of how many rollouts.
+
+    What is given back may reach the ending process once more, which gives it back again.
+    """
     return [
         (str(state), str(code), int(workers), int(count))
         for state, code, workers, count in line.sql(
-            "SELECT state, failure_code, count(DISTINCT worker_id), count(*) FROM rollouts_attempt "
+            "SELECT state, failure_code, count(DISTINCT worker_id), "
+            "count(DISTINCT rollout_id) FROM rollouts_attempt "
             "WHERE rollout_id = ANY(%s) AND stage = 'run' GROUP BY 1, 2 ORDER BY 1",
             rollouts,
         )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -211,9 +212,10 @@ def test_a_turn_that_an_update_cut_goes_on_from_its_tokens(adapter: Scripted) ->
     assert len(turn.logprobs) == 8
     assert turn.version_runs == ((0, 3), (1, 5))
     assert turn.policy_version == 1
+    policy = generate.policy.pk.hex[:8]
     assert adapter.asked == [
-        {"prompt": [1, 2], "max_tokens": 8, "salt": "v0", "seed": 5},
-        {"prompt": [1, 2, 2, 3, 4], "max_tokens": 5, "salt": "v1", "seed": 8},
+        {"prompt": [1, 2], "max_tokens": 8, "salt": f"{policy}-0", "seed": 5},
+        {"prompt": [1, 2, 2, 3, 4], "max_tokens": 5, "salt": f"{policy}-1", "seed": 8},
     ]
 
 
@@ -333,7 +335,9 @@ def test_what_a_server_told_last_is_not_said_of_all_tokens_of_a_cut_turn(
         return generate._read(since=time.monotonic())
 
     assert versions_of(part, asked, read) == ((UNKNOWN_POLICY_VERSION, 2),)
-    assert versions_of(replace(part, finish_reason="length"), asked, read) == ((1, 2),)
+    assert versions_of(replace(part, finish_reason="length"), asked, read) == (
+        (UNKNOWN_POLICY_VERSION, 2),
+    ), "nobody knows where in the turn the weights were exchanged"
     assert versions_of(replace(part, policy_version=0), asked, read) == ((0, 2),)
 
 
@@ -417,9 +421,42 @@ def test_a_turn_is_cut_where_it_would_lag(adapter: Scripted) -> None:
     assert generate.lagged
 
 
+@pytest.mark.parametrize("earlier", [True, False], ids=["earlier-worker", "now"])
+@pytest.mark.parametrize("action", ["cut", "drop", "keep"])
+def test_tokens_of_an_unknown_version_cannot_keep_a_bound_on_lag(
+    adapter: Scripted, action: str, earlier: bool
+) -> None:
+    generate = make_generator(max_policy_lag=5, on_policy_lag=action)
+    generate.unknown_versions = earlier
+    adapter.versions = [(UNKNOWN_POLICY_VERSION, 2)]
+    if not earlier:
+        assert generate([1], 2).policy_version is None
+
+    if action == "keep":
+        assert generate([1], 2).token_ids == (1, 2)
+        generate.drop_unknown()
+        return
+    with pytest.raises(PolicyLagExceeded if action == "cut" else PolicyLagDrop):
+        generate([1], 2)
+    if action == "drop":
+        with pytest.raises(PolicyLagDrop, match="cannot be shown to keep max_policy_lag, which"):
+            generate.drop_unknown()
+
+    assert generate.lagged is (action == "cut")
+    assert len(adapter.asked) == (0 if earlier else 1)
+
+
+def test_without_a_bound_tokens_of_an_unknown_version_are_sampled_on(adapter: Scripted) -> None:
+    generate = make_generator(on_policy_lag="drop")
+    generate.unknown_versions = True
+
+    assert generate([1], 2).token_ids == (1, 2)
+    generate.drop_unknown()
+
+
 def test_a_gate_that_the_store_kept_shut_is_opened_by_who_finds_it(adapter: Scripted) -> None:
     generate = make_generator()
-    policy_gate().close(str(generate.policy.pk), "an-update-that-ended")
+    policy_gate().close(str(generate.policy.pk), str(uuid4()))
 
     assert generate([1], 2).policy_version == 0
 

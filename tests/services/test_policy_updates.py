@@ -116,7 +116,7 @@ def test_drain_calls_waits_for_what_is_inside_and_lets_nobody_in(
     assert (done.state, done.released_at is not None) == ("completed", True)
     policy.refresh_from_db()
     assert policy.version == 1
-    assert enter(gate, policy).version == 1
+    assert enter(gate, policy).epoch == 1
 
 
 def test_a_worker_that_died_inside_holds_up_an_update_for_a_lease_only(
@@ -303,7 +303,7 @@ def test_time_that_an_update_held_back_is_no_ones_budget(policy: Policy) -> None
     assert reap().overdue == 0
     complete_at = now - timedelta(hours=10)
     PolicyUpdate.objects.filter(pk=update.pk).update(
-        state="abandoned", ended_at=complete_at, released_at=complete_at
+        state="abandoned", ended_at=complete_at, opened_at=complete_at, released_at=complete_at
     )
     spent = held_seconds(policy_id=policy.pk, since=long_ago + timedelta(hours=1), until=now)
     assert spent == 9 * 3600

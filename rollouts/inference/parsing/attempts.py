@@ -13,10 +13,14 @@ from rollouts.text import clean_text
 
 Tool = Mapping[str, Any]
 
+# Each that is not JSON costs a walk along the turn; no agent carries out so many.
+MAX_ATTEMPTS = 128
+
 CUT = "The call was cut off before its end, so it was not run. Write a shorter call, and close it."
 NO_NAME = 'The call names no tool. Write the tool\'s name as a string under "name".'
 BAD_JSON = "The call is not valid JSON ({error}). Write it again, with strings quoted and escaped."
 UNKNOWN = "There is no tool named {name}. Your tools are: {names}."
+TOO_MANY = "Only {count} calls of one turn are read. Write fewer."
 MALFORMED = "The call does not have the form that your instructions show. Write it again."
 
 
@@ -42,6 +46,11 @@ def from_object(value: Any, argument_keys: Sequence[str] = ("arguments", "parame
     return Attempt(name, given, id=call_id if isinstance(call_id, str) else "")
 
 
+def too_many() -> Attempt:
+    """Return the attempt that stands for all that come after the last one read."""
+    return Attempt(complaint=TOO_MANY.format(count=MAX_ATTEMPTS))
+
+
 def bad_json(error: ValueError, name: str = "") -> Attempt:
     """Return the attempt whose JSON does not parse."""
     return Attempt(name, complaint=BAD_JSON.format(error=error))
@@ -65,11 +74,13 @@ def as_calls(
 
 def _as_call(attempt: Attempt, made_up: str, names: Sequence[str] | None) -> ToolCall:
     call_id, name = usable_id(attempt.id) or made_up, clean_name(attempt.name)
-    if attempt.complaint:
-        return ToolCall(call_id, name, None, clean_text(attempt.complaint))
-    if names is not None and attempt.name not in names:
+    # A wrong name comes first: without its tool's schema the arguments may be misread as well.
+    named = attempt.name or not attempt.complaint
+    if names is not None and named and attempt.name not in names:
         complaint = UNKNOWN.format(name=name, names=", ".join(names) or "none")
         return ToolCall(call_id, name, None, complaint)
+    if attempt.complaint:
+        return ToolCall(call_id, name, None, clean_text(attempt.complaint))
     return ToolCall(call_id, name, *read_arguments(attempt.arguments, name))
 
 

@@ -16,11 +16,13 @@ from typing import Any
 from rollouts.inference.parsing.attempts import (
     CUT,
     MALFORMED,
+    MAX_ATTEMPTS,
     NO_NAME,
     Attempt,
     Tool,
     bad_json,
     from_object,
+    too_many,
 )
 from rollouts.inference.parsing.fences import fenced_blocks
 from rollouts.inference.parsing.marked import MarkedText
@@ -71,6 +73,8 @@ def llama3_json(marked: MarkedText, start: int, _tools: Sequence[Tool] | None) -
     attempts: list[Attempt] = []
     position = 0
     while position < len(text) and text[position] == "{":
+        if len(attempts) == MAX_ATTEMPTS:
+            return end, [*attempts, too_many()]
         try:
             value, position = _decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
@@ -91,6 +95,9 @@ def mistral(marked: MarkedText, start: int, _tools: Sequence[Tool] | None) -> Fo
         return len(marked.text), []
     attempts: list[Attempt] = []
     while found is not None:
+        if len(attempts) >= MAX_ATTEMPTS:
+            attempts = [*attempts[:MAX_ATTEMPTS], too_many()]
+            break
         following = marked.find("[TOOL_CALLS]", found[1])
         limit = len(marked.text) if following is None else following[0]
         attempts += _mistral_calls(marked, found[1], limit)
@@ -169,6 +176,9 @@ def _blocks(
     first = found = marked.find(opening, start)
     attempts: list[Attempt] = []
     while found is not None:
+        if len(attempts) == MAX_ATTEMPTS:
+            attempts.append(too_many())
+            break
         attempt, position = read(marked, found[1])
         attempts.append(attempt)
         found = marked.find(opening, position)

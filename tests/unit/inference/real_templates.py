@@ -5,6 +5,7 @@ import json
 import re
 import tempfile
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,10 @@ def template_renderer(name: str, *, keeps_thoughts: bool = True) -> TemplateRend
 @lru_cache
 def reference_tokenizer(vocabulary: str | None) -> Any:
     """Return transformers' tokenizer of a vocabulary."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=_vocabulary_folder(vocabulary).full)
+    transformers: Any = import_module("transformers")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=_vocabulary_folder(vocabulary).full
+    )
 
 
 def reference_ids(

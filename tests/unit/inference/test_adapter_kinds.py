@@ -170,7 +170,7 @@ def test_chat_reads_text_thoughts_and_calls(transport: Transport) -> None:
     assert parsed.calls[0] == ToolCall("c1", "clock", {"a": 1})
     assert [call.arguments for call in parsed.calls[1:]] == [None, None]
     assert parsed.calls[1].complaint.startswith("The arguments of clock are not JSON")
-    assert parsed.calls[2].complaint == "The arguments of clock are no JSON object."
+    assert parsed.calls[2].complaint.startswith("The arguments of clock are no JSON object.")
     assert (answer.finish_reason, answer.prompt_tokens, answer.sampled_tokens) == ("stop", 9, 4)
 
 

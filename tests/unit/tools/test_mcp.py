@@ -35,8 +35,9 @@ NOTES = McpServer(
     command=PROGRAM,
     cwd=str(ROOT),
     env={"PYTHONDONTWRITEBYTECODE": "1"},
+    start_seconds=120,  # a busy machine takes long to import what a server needs
 )
-CONTEXT = ToolContext(timeout_seconds=30)
+CONTEXT = ToolContext(timeout_seconds=120)
 NAMES = ["add", "who_am_i_91a6aca5", "fail", "die", "wait", "count"]
 
 
