@@ -217,4 +217,10 @@ def test_every_beat_message_expires() -> None:
     kept = {
         name: each["options"]["expires"] for name, each in settings.CELERY_BEAT_SCHEDULE.items()
     }
-    assert kept == {"dispatch": 5.0, "reap": 10.0, "sweep": 60.0, "check-servers": 15.0}
+    assert kept == {
+        "dispatch": 5.0,
+        "reap": 10.0,
+        "sweep": 60.0,
+        "check-servers": 15.0,
+        "policy-updates": 5.0,
+    }
