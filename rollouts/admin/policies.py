@@ -12,6 +12,7 @@ from rollouts.admin.actions import act
 from rollouts.exceptions import InvalidValue
 from rollouts.inference.adapters import default_adapters
 from rollouts.models import InferenceServer, Policy, PolicyUpdate
+from rollouts.services.policies import is_used
 from rollouts.services.policy_updates import (
     abandon_update,
     begin_update,
@@ -100,8 +101,13 @@ class PolicyAdmin(BaseAdmin):
     actions = ["begin_drain_calls", "begin_drain_rollouts", "begin_abort"]
 
     def fixed_fields(self, obj: Any) -> list[str]:
-        """Keep the version of a policy that exists: a trainer may raise it meanwhile."""
-        return ["created_at", *(["name", "version"] if obj else [])]
+        """Keep the version of a policy that exists: a trainer may raise it meanwhile.
+
+        While rollouts sample from it, model and tokenizer stay too: their ids are of these.
+        """
+        if obj is None:
+            return ["created_at"]
+        return ["created_at", "name", "version", *(["model", "tokenizer"] if is_used(obj) else [])]
 
     @admin.action(
         description="Begin an update to the next version: let generations end",

@@ -59,14 +59,18 @@ def _check_changes(policy_id: UUID, changes: dict[str, Any]) -> Policy:
     return policy
 
 
+def is_used(policy: Policy) -> bool:
+    """Tell whether rollouts that have not ended sample from a policy."""
+    return Rollout.objects.filter(experiment__policy=policy).unfinished().exists()
+
+
 def _check_unused(policy: Policy, changes: dict[str, Any]) -> None:
     changed = [
         name
         for name in ("model", "tokenizer")
         if name in changes and changes[name] != getattr(policy, name)
     ]
-    rollouts = Rollout.objects.filter(experiment__policy=policy).unfinished()
-    if changed and rollouts.exists():
+    if changed and is_used(policy):
         raise StateConflict(
             f"Rollouts sample from this policy, and their token ids are those of its present "
             f"{changed[0]}: wait for their end or stop them, or make another policy.",

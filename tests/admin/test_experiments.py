@@ -113,6 +113,26 @@ def test_a_policys_version_raised_by_a_trainer_survives_an_edit(operator) -> Non
     assert (policy.model, policy.context_tokens, policy.version) == ("other", 4096, 4)
 
 
+def test_what_ids_mean_is_not_edited_while_rollouts_sample(operator) -> None:
+    policy = make_rollout().experiment.policy
+    form = {
+        "model": "other",
+        "tokenizer": "/other",
+        "context_tokens": 4096,
+        "servers-TOTAL_FORMS": 0,
+        "servers-INITIAL_FORMS": 0,
+        "updates-TOTAL_FORMS": 0,
+        "updates-INITIAL_FORMS": 0,
+    }
+
+    answer = operator.post(Policy, "change", form, policy.pk)
+
+    before = (policy.model, policy.tokenizer)
+    policy.refresh_from_db()
+    assert answer.status_code == 302
+    assert (policy.model, policy.tokenizer, policy.context_tokens) == (*before, 4096)
+
+
 def test_pause_and_resume_tell_what_they_did(operator) -> None:
     active, paused = make_experiment(), make_experiment(state="paused")
 
