@@ -22,20 +22,36 @@ from sandboxes.runtime.serving import MOST_FILES, RESERVED, Server, reserve
 
 _SOCKET = "launcher"
 _WAITING = 64  # requests that may wait to be taken
+_TAKEN = b"taken"
 
 
-def hand_over(layout: Layout, name: str, message: wire.Message, descriptors: list[int]) -> bool:
-    """Give a request to the instance's launcher; tells whether there is one that took it."""
-    with (
-        suppress(OSError, ValueError),
-        _Folder(layout.instance(name)) as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end,
-    ):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wire.MAX_MESSAGE_BYTES)
-        end.connect(folder.path(_SOCKET))
-        wire.send(end, message, descriptors)
-        return True
-    return False
+def offer(
+    layout: Layout, name: str, message: wire.Message, descriptors: list[int]
+) -> socket.socket | None:
+    """Send a request to the instance's launcher; returns where its answer comes, if it has one.
+
+    The answer is a word when the launcher took the request, and the end of the stream when it
+    ended before that: what is sent to a process that ends is lost without an error.
+    """
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with _Folder(layout.instance(name)) as folder:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wire.MAX_MESSAGE_BYTES)
+            end.connect(folder.path(_SOCKET))
+            wire.send(end, message, descriptors)
+    except (OSError, ValueError):
+        end.close()
+        return None
+    return end
+
+
+def was_taken(end: socket.socket) -> bool:
+    """Read the answer that an offer has got, and close it."""
+    with end:
+        try:
+            return end.recv(len(_TAKEN)) == _TAKEN
+        except OSError:
+            return False
 
 
 def start(home: Path, groups: Mapping[str, str]) -> int:
@@ -87,6 +103,9 @@ class _Launcher(Server):
         end, _ = self._source.accept()
         with end:
             received = wire.receive(end)
+            if received is not None:
+                with suppress(OSError):
+                    end.send(_TAKEN)
         if received is not None:
             self.take(*received)
         return True

@@ -78,7 +78,7 @@ class Server(ABC):
                 elif key.fd == self._wake:
                     self._collect()
                 elif not key.data.closed:
-                    self._attend(key.data)
+                    self.attend(key.data)
 
     def over(self) -> bool:
         """Tell whether to end although the source has not."""
@@ -154,7 +154,8 @@ class Server(ABC):
         confine({**limits, "cgroups": ()} if self._grouped else limits)
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[5]), FILE_LIMITS[1]))
 
-    def _attend(self, child: Child) -> None:
+    def attend(self, child: Child) -> None:
+        """Read what a child's channel says."""
         received = wire.receive(child.channel)
         if received is None:
             self._close(child)

@@ -13,11 +13,14 @@ import fcntl
 import gc
 import os
 import resource
+import selectors
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sandboxes.runtime import anchor, jobs, keeper, launcher, live, warm, wire
 from sandboxes.runtime.account import adopt_orphans, become, forbid_new_privileges
@@ -39,6 +42,16 @@ _JOBS: dict[str, Callable[[Layout, socket.socket, wire.Message], None]] = {
 }
 
 
+@dataclass
+class _Offered:
+    """Hold a request that a launcher has not answered yet."""
+
+    answer: socket.socket
+    message: wire.Message
+    descriptors: list[int]
+    closed: bool = False
+
+
 class SpawnerServer(Server):
     """Serve one worker until its control stream ends."""
 
@@ -53,11 +66,24 @@ class SpawnerServer(Server):
             return False
         message, descriptors = received
         name = (message.get("limits") or {}).get("launcher")
-        if name and launcher.hand_over(self._layout, name, message, descriptors):
-            wire.close_all(descriptors)
-        else:
+        answer = launcher.offer(self._layout, name, message, descriptors) if name else None
+        if answer is None:
             self.take(message, descriptors)
+        else:
+            offered = _Offered(answer, message, descriptors)
+            self._selector.register(answer, selectors.EVENT_READ, offered)
         return True
+
+    def attend(self, watched: Any) -> None:
+        """Attend to a child's channel, or to a launcher's answer: what it left is done here."""
+        if not isinstance(watched, _Offered):
+            super().attend(watched)
+            return
+        self._selector.unregister(watched.answer)
+        if launcher.was_taken(watched.answer):
+            wire.close_all(watched.descriptors)
+        else:
+            self.take(watched.message, watched.descriptors)
 
     def begin(self, message: wire.Message, channel: socket.socket, passed: list[int]) -> None:
         """Start what a message asks for: a program, or one of our own jobs."""

@@ -133,14 +133,19 @@ def begin(line: Line, policy: str, mode: str, **more: Any) -> str:
     return f"{path}{line.trainer.call('POST', path, body)['number']}/"
 
 
-def exchange(line: Line, path: str, server: RealServer) -> JSON:
-    """Give the server its weights once the update is ready; return the update completed."""
+def wait_ready(line: Line, path: str) -> JSON:
+    """Wait until an update is ready for new weights; return it."""
 
     def ready() -> JSON | None:
         found = line.trainer.call("GET", path)
         return found if found["state"] == "ready" else None
 
-    found = wait_until(ready, "a ready update", 90)
+    return dict(wait_until(ready, "a ready update", 90))
+
+
+def exchange(line: Line, path: str, server: RealServer) -> JSON:
+    """Give the server its weights once the update is ready; return the update completed."""
+    found = wait_ready(line, path)
     server.load(found["to_version"])
     return dict(line.trainer.call("POST", f"{path}complete/", {}))
 
@@ -179,6 +184,7 @@ def test_one_turn_of_two_versions(
 
     path = begin(line, policy, "abort", control=control)
     if not control:
+        wait_ready(line, path)  # a server that went on before might be done first
         server.go_on()
     done = exchange(line, path, server)
 
