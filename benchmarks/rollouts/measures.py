@@ -15,6 +15,7 @@ import psutil
 from benchmarks.rollouts.line import Line
 
 MIB = 1024 * 1024
+LONGEST_SECONDS = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def memory_of_waiting(line: Line, counts: Sequence[int]) -> tuple[list[Usage], l
     """
     line.control(together=0, latency_seconds=0.1)
     warm = line.submit(8)
-    line.wait(lambda: line.done(warm) == len(warm), "the first rollouts' end")
+    line.wait_done(warm)
     found = [usage(line, 0)]
     line.control(together=10**9)
     rollouts: list[str] = []
@@ -110,11 +111,13 @@ def pace(line: Line, rollouts: Sequence[str], *, latency: float, turns: int) -> 
     began, stamp = time.monotonic(), line.sql("SELECT now()")[0][0]
     most = _Most(lambda: _database_connections(line))
     line.control(together=0, latency_seconds=latency)
-    left = "SELECT count(*) FROM rollouts_attempt WHERE rollout_id = ANY(%s) AND stage = 'run'"
-    left += " AND state = 'finished'"
-    with most:
+    left = "SELECT count(DISTINCT rollout_id) FROM rollouts_attempt "
+    left += "WHERE rollout_id = ANY(%s) AND stage = 'run' AND state = 'finished'"
+    with most, line.telling(rollouts):
         line.wait(
-            lambda: line.sql(left, list(rollouts))[0][0] == len(rollouts), "the end of every RUN"
+            lambda: line.sql(left, list(rollouts))[0][0] == len(rollouts),
+            "the end of every RUN",
+            LONGEST_SECONDS,
         )
     seconds = time.monotonic() - began
     own, helpers = (

@@ -22,6 +22,8 @@ from rollouts.inference.tokenizer_folder import TokenizerFolder
 MODEL = "slow-not-a-model"
 CONTEXT_LENGTH = 32_768
 BACKLOG = 2048
+# With one token the service tries out what log-probabilities are of, whenever it checks servers.
+PROBE_TOKENS = 1
 JSON = dict[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -111,6 +113,10 @@ class SlowServer:
                 each.set_result(None)
 
     async def _complete(self, asked: JSON, receive: Receive, send: Send) -> None:
+        if asked["max_tokens"] == PROBE_TOKENS:
+            # No rollout's. Held with them it would be taken for one, and one of them be left out.
+            await self._say(asked, send, 0.0)
+            return
         self._in_flight += 1
         self._peak = max(self._peak, self._in_flight)
         work = asyncio.create_task(self._work(asked, send))
@@ -126,15 +132,19 @@ class SlowServer:
 
     async def _work(self, asked: JSON, send: Send) -> None:
         await self._wait_for_others()
+        await self._say(asked, send, self._latency)
+
+    async def _say(self, asked: JSON, send: Send, seconds: float) -> None:
+        """Answer, in so many seconds."""
         ids = self._script.next_line(asked["prompt"])[: asked["max_tokens"]]
         if not asked.get("stream") or not self._events:
-            await asyncio.sleep(self._latency)
+            await asyncio.sleep(seconds)
             await _answer(send, _part(asked, ids, first=True, last=True))
             return
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for part in _parts(asked, ids, self._events):
-            await asyncio.sleep(self._latency / self._events)
+            await asyncio.sleep(seconds / self._events)
             await _event(send, json.dumps(part))
         usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": len(ids)}
         await _event(send, json.dumps({"model": MODEL, "choices": [], "usage": usage}))

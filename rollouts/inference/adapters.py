@@ -9,6 +9,7 @@ from rollouts.inference.openai_chat import OpenAIChatAdapter
 from rollouts.inference.protocol import ChatAdapter, ServerAdapter, TokenAdapter
 from rollouts.inference.sglang import SglangAdapter
 from rollouts.inference.transport import Transport
+from rollouts.inference.verl_generate import VerlGenerateAdapter
 from rollouts.inference.vllm import VllmAdapter
 from rollouts.inference.vllm_generate import VllmGenerateAdapter
 
@@ -70,6 +71,7 @@ def default_adapters(
             "vllm": VllmAdapter(shared),
             "vllm_generate": VllmGenerateAdapter(shared),
             "sglang": SglangAdapter(shared),
+            "verl_generate": VerlGenerateAdapter(shared),
             "llama_cpp": LlamaCppAdapter(shared),
             "openai": OpenAIChatAdapter(shared, api_keys=api_keys),
         }

@@ -1,6 +1,7 @@
 """Read a token server's answer, piece by piece or whole; nothing malformed passes."""
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
@@ -21,6 +22,7 @@ LARGEST_TOKEN_ID = LARGEST_COUNT = 2**31 - 1
 LARGEST_VERSION = 2**63 - 1
 LONGEST_NUMBER = len(str(LARGEST_VERSION))
 LOWEST_LOGPROB = -1e6
+_NUMBERS = {int, float}
 # Rounding can put a certain token a hair above 0.
 HIGHEST_LOGPROB = 1e-3
 
@@ -77,15 +79,13 @@ class Answer(ABC):
 
     def add(self, ids: Any, logprobs: Any) -> None:
         """Append tokens. Raises MalformedAnswer."""
-        if not isinstance(ids, list) or not all(map(_is_id, ids)):
+        if not isinstance(ids, list) or not _are_ids(ids):
             raise self.malformed("sent token ids that are no list of ids")
         if not isinstance(logprobs, list) or len(logprobs) != len(ids):
             raise self.malformed("sent log-probabilities that do not match the ids")
-        for value in logprobs:
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            # NaN and infinities fail this too.
-            if not number or not LOWEST_LOGPROB <= value <= HIGHEST_LOGPROB:
-                raise self.malformed(f"sent {value!r} as a log-probability")
+        if not _are_logprobs(logprobs):
+            wrong = next(value for value in logprobs if not _are_logprobs([value]))
+            raise self.malformed(f"sent {wrong!r} as a log-probability")
         if ids and self.finish_reason is not None:
             raise self.malformed("sent tokens after the end")
         if len(self.ids) + len(ids) > self.sampling.max_tokens:
@@ -213,5 +213,16 @@ def as_count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= LARGEST_COUNT else None
 
 
-def _is_id(token: Any) -> bool:
-    return type(token) is int and 0 <= token <= LARGEST_TOKEN_ID
+# Of whole lists, as thousands of streams have a few values in each of their events.
+def _are_ids(tokens: list[Any]) -> bool:
+    if not tokens:
+        return True
+    return set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) <= LARGEST_TOKEN_ID
+
+
+def _are_logprobs(values: list[Any]) -> bool:
+    if not values:
+        return True
+    # NaN compares with nothing, so that its place would decide what is lowest.
+    numbers = set(map(type, values)) <= _NUMBERS and not any(map(math.isnan, values))
+    return numbers and min(values) >= LOWEST_LOGPROB and max(values) <= HIGHEST_LOGPROB

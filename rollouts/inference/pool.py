@@ -212,16 +212,15 @@ class InferencePool:
             server = assignment.server
             timeout_seconds = min(call.request_seconds(), self._request_seconds)
             self._router.keep(assignment)
+            answer = None
             try:
                 answer = ask(server, timeout_seconds)
-                # Before the slot goes to the next: a server on trial takes one request only.
-                self._quietly(self._router.report_success, server.id)
             except InferenceFault as fault:
                 self._note_fault(call, server, fault)
-                continue
             finally:
-                self._quietly(self._router.release, assignment)
-            return answer
+                self._quietly(self._router.release, assignment, well=answer is not None)
+            if answer is not None:
+                return answer
 
     def _wait_for_slot(self, call: _Call) -> Assignment:
         place = call.place()

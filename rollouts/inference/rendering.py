@@ -1,6 +1,7 @@
 """Turn messages into token ids, and extend a conversation without touching what was sampled."""
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,8 @@ from rollouts.inference.tokenizer_folder import TokenizerFolder
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
+
+_loading = threading.Lock()
 
 
 class ConversationRenderer(Protocol):
@@ -66,7 +69,9 @@ def load_renderer(path: str | Path) -> ConversationRenderer:
     `{"history": "template"}` lets neither keep thoughts that the template takes out of earlier
     turns: such a conversation is rendered anew; by default (`sampled`) what was sampled stays.
     """
-    return _load(str(Path(path).resolve()))
+    # The rollouts of a first round ask together: each would load one, 64 MB and more, at once.
+    with _loading:
+        return _load(str(Path(path).resolve()))
 
 
 @lru_cache(maxsize=16)

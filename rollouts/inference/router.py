@@ -90,11 +90,17 @@ class Router:
     """Assign rollouts to servers through one Redis or Valkey that all workers share.
 
     Every method raises RouterUnavailable when the store does not answer. Thread-safe.
-    All keys carry one hash tag, so a cluster keeps them on one node.
+    All keys carry one hash tag, so a cluster keeps them on one node. A request whose prompt is
+    where a slot is free goes before those of its experiment that came `overtake` places earlier.
     """
 
     def __init__(
-        self, redis_client: "Redis", namespace: str, *, breaker: Breaker | None = None
+        self,
+        redis_client: "Redis",
+        namespace: str,
+        *,
+        breaker: Breaker | None = None,
+        overtake: int = router_scripts.OVERTAKE,
     ) -> None:
         self._redis: Any = redis_client
         self._prefix = f"{{{namespace}:inference}}"
@@ -104,9 +110,10 @@ class Router:
         self._calls = threading.BoundedSemaphore(CALLS_AT_ONCE)
         self._keeper = Keeper("router-leases", self._renew_kept, period_seconds=RENEW_SECONDS)
         scripts = router_scripts
-        self._acquire = self._redis.register_script(scripts.ACQUIRE)
-        self._release = self._redis.register_script(scripts.RELEASE)
-        self._leave = self._redis.register_script(scripts.LEAVE)
+        self._acquire, self._release, self._leave = (
+            self._redis.register_script(scripts.overtaking(script, overtake))
+            for script in (scripts.ACQUIRE, scripts.RELEASE, scripts.LEAVE)
+        )
         self._renew = self._redis.register_script(scripts.RENEW)
         self._fault = self._redis.register_script(scripts.FAULT)
         self._load = self._redis.register_script(scripts.LOAD)
@@ -165,11 +172,14 @@ class Router:
         """Renew the lease from now on, by `KEPT_LEASE_SECONDS`, until it is released."""
         self._keeper.hold(assignment)
 
-    def release(self, assignment: Assignment) -> None:
-        """Free the slot, and give it to whose turn it is. Idempotent."""
+    def release(self, assignment: Assignment, *, well: bool = False) -> None:
+        """Free the slot, and give it to whose turn it is. Idempotent.
+
+        Where the server did well its faults are forgotten.
+        """
         self._keeper.drop(assignment)
         server = assignment.server
-        self._run(self._release, server.pool, server.id, assignment.token)
+        self._run(self._release, server.pool, server.id, assignment.token, int(well))
 
     def report_fault(self, server_id: str) -> float:
         """Count a fault; return for how many seconds the server is now left alone."""
@@ -182,11 +192,6 @@ class Router:
             _ms(breaker.longest_cool_off_seconds),
         )
         return int(pause) / 1000
-
-    def report_success(self, server_id: str) -> None:
-        """Forget the server's faults."""
-        with self._calls:
-            self._call(self._redis.delete, f"{self._prefix}:breaker:{server_id}")
 
     def in_flight(self) -> dict[str, int]:
         """Return how many slots are taken on each server that was ever assigned."""
@@ -234,7 +239,7 @@ class Router:
             return None
         server = next((each for each in servers if each.id == server_id), None)
         if server is None:  # given while the caller learnt that it must not go there
-            self._run(self._release, pool, server_id, place.token)
+            self._run(self._release, pool, server_id, place.token, 0)
             return None
         return Assignment(server, place.rollout_id, place.token)
 

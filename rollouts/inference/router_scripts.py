@@ -5,7 +5,8 @@ every key lies on the same node):
 
 - `leases:S` (token → its end, ms) and `work:S` (`t:TOKEN` → tokens:experiment, `e:EXPERIMENT`
   and `sum` → tokens in flight) of a server S; they end together, so they never disagree for long;
-- `breaker:S` (`faults`, `down_until`), `turns` (S → when it was last chosen), `servers`;
+- `breaker:S` (`faults`, `down_until`, `trial`: the lease that tries it out), `turns` (S → when it
+  was last chosen), `servers`;
 - `sticky:R` of a rollout R: its server, and how many of its tokens that server has seen;
 - `queue:P:…` of a pool P: `leases` (waiter → the end of its patience), `info` (waiter → JSON),
   `shares` (experiment → share, of those that wait), `servers` (S → limit), `seq`, and per
@@ -19,7 +20,8 @@ STICKY_OVERLOAD = 4
 # How many waiters of one experiment are tried for a free slot, where the first avoid its server.
 LOOK_AHEAD = 64
 # A waiter whose prompt's beginning is where a slot is free goes before those of its experiment that
-# would read theirs anew there, if it came at most so many requests after the first of them.
+# would read theirs anew there, if it came at most so many requests after the first of them. It
+# gains (benchmarks/results/routing.md); more places gain more, and let others wait for longer.
 OVERTAKE = 4
 
 _CLOCK = """
@@ -56,8 +58,10 @@ local function state(id)
   for _, token in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now)) do forget(id, token) end
   local count = redis.call('ZCARD', leases)
   if count == 0 then redis.call('DEL', work) end
+  local breaker = redis.call('HMGET', P .. ':breaker:' .. id, 'down_until', 'trial')
   s = {count = count, sum = tonumber(redis.call('HGET', work, 'sum') or '0'),
-       down = tonumber(redis.call('HGET', P .. ':breaker:' .. id, 'down_until') or '0'),
+       down = tonumber(breaker[1] or '0'),
+       trial = breaker[2] and redis.call('ZSCORE', leases, breaker[2]) and true,
        turn = tonumber(redis.call('ZSCORE', P .. ':turns', id) or '0')}
   known[id] = s
   return s
@@ -65,16 +69,16 @@ end
 
 local function room(id, limit)
   local s = state(id)
-  -- After its cool-off a server that was down gets one request, until it succeeds.
-  if s.down > 0 then limit = math.min(limit, 1) end
-  return now >= s.down and s.count < limit
+  -- After its cool-off a server that was down gets one new request at a time, until one succeeds;
+  -- those that were under way before may yet take long.
+  return now >= s.down and s.count < limit and not (s.down > 0 and s.trial)
 end
 """
 )
 
 _QUEUE = (
     _SERVERS
-    + f"local OVERLOAD, AHEAD, OVERTAKE = {STICKY_OVERLOAD}, {LOOK_AHEAD}, {OVERTAKE}\n"
+    + f"local OVERLOAD, AHEAD = {STICKY_OVERLOAD}, {LOOK_AHEAD}\n"
     + """
 local function less(a, b)
   if a.sum ~= b.sum then return a.sum < b.sum end
@@ -120,6 +124,10 @@ local function lease(w, id, tokens)
   redis.call('SET', P .. ':grant:' .. w.token, id, 'PX', w.lease)
   local s = state(id)
   s.count, s.sum, s.turn = s.count + 1, s.sum + tokens, turn
+  if s.down > 0 then
+    redis.call('HSET', P .. ':breaker:' .. id, 'trial', w.token)
+    s.trial = true
+  end
 end
 
 local function dequeue(q, token)
@@ -248,11 +256,14 @@ return ''
 """
 )
 
-# ARGV: pool, server, lease token. Frees a slot and gives it to whose turn it is.
+# ARGV: pool, server, lease token, 1 where the server did well: its faults are forgotten before the
+# slot goes on, as a server on trial takes one request only. Frees it, and gives it to whose turn it
+# is.
 RELEASE = (
     _QUEUE
     + """
 forget(ARGV[2], ARGV[3])
+if ARGV[4] == '1' then redis.call('DEL', P .. ':breaker:' .. ARGV[2]) end
 redis.call('DEL', P .. ':grant:' .. ARGV[3])
 pump(P .. ':queue:' .. ARGV[1], '')
 """
@@ -344,3 +355,8 @@ end
 return found
 """
 )
+
+
+def overtaking(script: str, places: int) -> str:
+    """Return a script that gives slots away, with this in place of `OVERTAKE`."""
+    return f"local OVERTAKE = {places}\n{script}"

@@ -39,10 +39,9 @@ class TokenizerFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            raw = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+            self.full = Tokenizer.from_str((path / "tokenizer.json").read_text(encoding="utf-8"))
             config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
-            self.full = Tokenizer.from_str(json.dumps(raw))
-            self._plain = Tokenizer.from_str(json.dumps({**raw, "added_tokens": []}))
+            self._plain = _without_added_tokens(self.full)
         except Exception as error:  # tokenizers raises bare Exception
             raise RenderingFault(f"{path} is no tokenizer folder: {error}") from error
         self.config: dict[str, Any] = config
@@ -124,6 +123,16 @@ class TokenizerFolder:
             return environment.from_string(source)
         except TemplateError as error:
             raise RenderingFault(f"the chat template of {self.path} is wrong: {error}") from error
+
+
+def _without_added_tokens(full: Tokenizer) -> Tokenizer:
+    """Return the same tokenizer to which added tokens are text; both share their vocabulary."""
+    plain = Tokenizer(full.model)
+    # None of them is no parts: these cannot be assigned.
+    for part in ("normalizer", "pre_tokenizer"):
+        if getattr(full, part) is not None:
+            setattr(plain, part, getattr(full, part))
+    return plain
 
 
 class _GenerationBlock(Extension):

@@ -28,7 +28,8 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 # How long the end of the body may take after the last event, to keep the connection.
 TAIL_SECONDS = 0.25
 # Reading every token as it comes takes 0.1 ms each. A stream is read this often at most, the less
-# often the more streams there are; the kernel keeps meanwhile what comes.
+# often the more streams there are; the kernel keeps meanwhile what comes. One that is slower by
+# itself is left alone: to stop and to resume it would cost as much as to read it.
 LEAST_PACE_SECONDS = 0.02
 PACE_SECONDS_PER_STREAM = 0.002
 LONGEST_PACE_SECONDS = 0.1
@@ -56,15 +57,16 @@ class Transport:
     await, which closes its connection and so tells the server. aiohttp, because its parser in C
     takes a turn of 200 events for half the processor time that httpx needs.
 
-    `cancelled` and `interrupted` are asked before sending and then every 50 ms, from one thread
-    that all requests share: they must answer at once.
+    `cancelled` and `interrupted` are asked before sending and then every 50 ms, every 0.1 s where
+    500 are under way, from one thread that all requests share: they must answer at once.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: aiohttp.ClientSession | None = None
+        # One keeps connections, the other opens one for each request.
+        self._clients: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
         self._watch = Watch()
         self._streams = 0
 
@@ -85,7 +87,7 @@ class Transport:
         """
 
         async def send() -> Response:
-            async with self._opened(method, url, json, headers) as response:
+            async with await self._begin(method, url, json, headers) as response:
                 return await _whole(response)
 
         answer = self._run(url, send, timeout_seconds, cancelled, None)
@@ -111,7 +113,7 @@ class Transport:
         """
 
         async def send() -> Response | Ending:
-            async with self._opened("POST", url, json, headers) as response:
+            async with await self._begin("POST", url, json, headers) as response:
                 kind = response.headers.get("content-type", "")
                 if response.status != 200 or not kind.startswith("text/event-stream"):
                     return await _whole(response)
@@ -127,10 +129,11 @@ class Transport:
         """Close every connection and end the threads."""
         self._watch.stop()
         with self._lock:
-            loop, client, self._loop, self._client = self._loop, self._client, None, None
-            if loop is None or client is None or self._pid != os.getpid():
+            loop, clients, self._loop, self._clients = self._loop, self._clients, None, None
+            if loop is None or clients is None or self._pid != os.getpid():
                 return
-        asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=5)
+        for client in clients:
+            asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=5)
         loop.call_soon_threadsafe(loop.stop)
 
     def _run(
@@ -153,11 +156,7 @@ class Transport:
             if ticket.verdict is not None or ticket.error is not None:
                 raise asyncio.CancelledError
             async with asyncio.timeout(timeout_seconds):
-                try:
-                    return await send()
-                except aiohttp.ServerDisconnectedError:
-                    # The server closed a kept connection just as it was used again.
-                    return await send()
+                return await send()
 
         def stop() -> None:
             loop.call_soon_threadsafe(lambda: task is not None and task.cancel())
@@ -192,16 +191,28 @@ class Transport:
             raise GenerationCancelled("the request was cancelled")
         return None
 
-    def _opened(self, method: str, url: str, json: Any, headers: Headers | None) -> Any:
-        assert self._client is not None
+    async def _begin(
+        self, method: str, url: str, json: Any, headers: Headers | None
+    ) -> aiohttp.ClientResponse:
+        """Send a request, and return its answer once the head of it is there."""
+        assert self._clients is not None
+        keeping, fresh = self._clients
         named, body = dict(headers or {}), None
         if json is not None:
             named["Content-Type"] = "application/json"
             body = json_format.dumps(json, separators=(",", ":"), ensure_ascii=False).encode()
-        return self._client.request(method, url, data=body, headers=named, allow_redirects=False)
+        request: dict[str, Any] = {"data": body, "headers": named, "allow_redirects": False}
+        try:
+            return await keeping.request(method, url, **request)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            # The server closed a kept connection just as it was used again; another kept one may
+            # be closed too.
+            return await fresh.request(method, url, **request)
 
     async def _collect(self, response: aiohttp.ClientResponse, collect: Collect) -> Ending:
-        reader, size = EventReader(), 0
+        reader, size, since = EventReader(), 0, 0.0
         while part := await response.content.readany():
             size += len(part)
             if size > MAX_ANSWER_BYTES:
@@ -212,19 +223,25 @@ class Transport:
                     return "end"
                 if collect(event):
                     return "enough"
-            await self._pause(response)
+            since = await self._pause(response, since)
         return "end"
 
-    async def _pause(self, response: aiohttp.ClientResponse) -> None:
-        """Let the kernel collect what comes for a while, and read it at once then."""
+    async def _pause(self, response: aiohttp.ClientResponse, since: float) -> float:
+        """Let the kernel collect what comes for a while, unless it came slowly since then.
+
+        Both times are the loop's; the one returned is that from which on the next is awaited.
+        """
+        loop = asyncio.get_running_loop()
         pace = max(LEAST_PACE_SECONDS, self._streams * PACE_SECONDS_PER_STREAM)
+        pace = min(pace, LONGEST_PACE_SECONDS)
         socket = response.connection.transport if response.connection is not None else None
-        if socket is None or response.content.at_eof():
-            return
+        if socket is None or response.content.at_eof() or loop.time() - since >= pace:
+            return loop.time()
         socket.pause_reading()
-        await asyncio.sleep(min(pace, LONGEST_PACE_SECONDS))
+        await asyncio.sleep(pace)
         if not socket.is_closing():
             socket.resume_reading()
+        return loop.time()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of this process, starting it on first use (also after a fork)."""
@@ -233,14 +250,19 @@ class Transport:
                 return self._loop
             loop = asyncio.new_event_loop()
             threading.Thread(target=_run_loop, args=(loop,), name="inference", daemon=True).start()
-            self._client = asyncio.run_coroutine_threadsafe(_client(), loop).result()
+            self._clients = asyncio.run_coroutine_threadsafe(_clients(), loop).result()
             self._loop, self._pid, self._streams = loop, os.getpid(), 0
             return loop
 
 
-async def _client() -> aiohttp.ClientSession:
+async def _clients() -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
+    keeping = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+    return _client(keeping), _client(aiohttp.TCPConnector(limit=0, force_close=True))
+
+
+def _client(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+        connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         # Compressed, a small answer could unfold into a huge one before it is measured.
         headers={"Accept-Encoding": "identity"},

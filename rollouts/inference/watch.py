@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 from rollouts.inference.protocol import Cancelled
 
+# How long between two rounds at least; the questions of hundreds are asked less often.
 POLL_SECONDS = 0.05
+POLL_SECONDS_EACH = 0.0002
 
 
 class Watch:
@@ -60,7 +62,7 @@ class Watch:
             for ticket in tickets:
                 if ticket.poll():
                     self.remove(ticket)
-            time.sleep(POLL_SECONDS)
+            time.sleep(max(POLL_SECONDS, POLL_SECONDS_EACH * len(tickets)))
 
 
 class Ticket:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import F, Subquery
 from psycopg.types.json import Jsonb
 
@@ -13,6 +13,7 @@ from rollouts.services.claim import Claim
 from rollouts.services.policy_updates import held_seconds
 from rollouts.states import AttemptState, Stage
 from rollouts.text import clean_json
+from sandboxes.states import SnapshotState
 
 
 @dataclass(frozen=True)
@@ -24,49 +25,59 @@ class Step:
     body: dict[str, Any]
 
 
-# Locks the rollout's row before the attempt's, as every transition does. Both are locked, so that
-# they are judged as they are once the locks are had, not as they were when the statement began.
-_HOLD = """
-SELECT rollout.restarts
-FROM rollouts_rollout AS rollout JOIN rollouts_attempt AS attempt ON attempt.rollout_id = rollout.id
-WHERE rollout.id = %(rollout)s AND attempt.id = %(attempt)s
-  AND attempt.lease_token = %(token)s AND attempt.state = %(running)s
-FOR UPDATE OF rollout, attempt
-"""
-_COUNT = """
-UPDATE rollouts_rollout SET turns = %(turn)s + 1, sampled_tokens = sampled_tokens + %(tokens)s
-WHERE id = %(rollout)s
-"""
+# Locks the rollout's row before the attempt's, as every transition does, and both, so that they are
+# judged as they are once the locks are had, not as they were when the statement began.
 _APPEND = """
-INSERT INTO rollouts_journalentry
-    (rollout_id, attempt_id, restarts, turn, kind, body, created_at)
-VALUES (%(rollout)s, %(attempt)s, %(restarts)s, %(turn)s, %(kind)s, %(body)s, clock_timestamp())
+WITH held AS (
+    SELECT rollout.id, rollout.restarts
+    FROM rollouts_rollout AS rollout
+    JOIN rollouts_attempt AS attempt ON attempt.rollout_id = rollout.id
+    WHERE rollout.id = %(rollout)s AND attempt.id = %(attempt)s
+      AND attempt.lease_token = %(token)s AND attempt.state = %(running)s
+    FOR UPDATE OF rollout, attempt
+), appended AS (
+    INSERT INTO rollouts_journalentry
+        (rollout_id, attempt_id, restarts, turn, kind, body, created_at)
+    SELECT id, %(attempt)s, restarts, %(turn)s, %(kind)s, %(body)s, clock_timestamp() FROM held
+    RETURNING id
+), counted AS (
+    UPDATE rollouts_rollout AS rollout
+    SET turns = %(turn)s + 1, sampled_tokens = rollout.sampled_tokens + %(tokens)s
+    FROM held WHERE rollout.id = held.id AND %(kind)s = 'sampled'
+)
+SELECT count(*) FROM appended;
+"""
+# A statement of its own, in the same round trip and transaction: it begins once the rollout is
+# locked, so that it sees what was asked for under that lock meanwhile.
+_DUE = """
+SELECT count(*) FROM sandboxes_snapshot
+WHERE owner = %(rollout)s AND state = %(requested)s AND (turn IS NULL OR turn = %(turn)s + 1)
 """
 
 
-def append_step(*, claim: Claim, step: Step) -> None:
-    """Write one step under the lease. Raises LeaseLost when the attempt is held no longer.
+def append_step(*, claim: Claim, step: Step) -> bool:
+    """Write one step under the lease; tell whether a snapshot is to be taken after it.
 
-    Plain SQL: it runs twice a turn for each of hundreds of rollouts in one process.
+    Plain SQL: it runs twice a turn for each of hundreds of rollouts in one process. Raises
+    LeaseLost when the attempt is held no longer.
     """
     values: dict[str, Any] = {
         "rollout": claim.rollout_id,
         "attempt": claim.attempt_id,
         "token": claim.token,
         "running": AttemptState.RUNNING.value,
+        "requested": SnapshotState.REQUESTED.value,
         "turn": step.turn,
         "kind": step.kind,
         "body": Jsonb(clean_json(step.body)),
         "tokens": len(step.body.get("token_ids", ())),
     }
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(_HOLD, values)
-        held = cursor.fetchone()
-        if held is None:
+    ends_turn = step.kind == "observed"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{_APPEND}{_DUE}" if ends_turn else _APPEND, values)
+        if not cursor.fetchone()[0]:
             raise LeaseLost(f"attempt {claim.attempt_id} is held no longer")
-        cursor.execute(_APPEND, {**values, "restarts": held[0]})
-        if step.kind == "sampled":
-            cursor.execute(_COUNT, values)
+        return ends_turn and bool(cursor.nextset() and cursor.fetchone()[0])
 
 
 def read_steps(*, claim: Claim) -> list[Step]:

@@ -2,28 +2,25 @@
 
 import logging
 import threading
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import DatabaseError, IntegrityError, transaction
-from django.db.models import Exists, F, FilteredRelation, OuterRef, Q
+from django.db import IntegrityError, transaction
+from django.db.models import Exists, F, OuterRef
 from django.db.models.functions import Now
 
 from rollouts.exceptions import InvalidValue, NotThere, StateConflict
 from rollouts.inference.adapters import AdapterRegistry, default_adapters
 from rollouts.inference.control import control_for
 from rollouts.inference.exceptions import InferenceFault
-from rollouts.inference.keeping import Keeper
 from rollouts.inference.protocol import Health, Server
 from rollouts.models import InferenceServer, Policy, PolicyUpdate
-from rollouts.states import HOLDS_CALLS, ServerState, UpdateMode
+from rollouts.states import ServerState
 from sandboxes.services.connections import release_connection
 
 logger = logging.getLogger(__name__)
@@ -33,7 +30,6 @@ VERSION_TIMEOUT_SECONDS = 2.0
 # One round of checks takes no longer, whatever the servers do; it stays below its period.
 ROUND_SECONDS = 7.0
 ROUND_THREADS = 32
-LISTED_SECONDS = 1.0
 _checking = threading.Lock()
 
 
@@ -128,124 +124,6 @@ def clear_servers(*, policies: Iterable[Policy]) -> int:
     """Remove all servers of some policies; return how many."""
     servers = InferenceServer.objects.registered().filter(policy__in=policies)
     return servers.update(state=ServerState.REMOVED)
-
-
-@dataclass(frozen=True)
-class Routable:
-    """The servers that may get a policy's requests, and its version; read at a monotonic time."""
-
-    servers: tuple[Server, ...]
-    version: int | None
-    read_at: float
-    # The update that is open, as its id and mode.
-    update: tuple[UUID, str] | None = None
-    # The number of the last update that let requests run while weights were exchanged, 0 for none.
-    unheld: int = 0
-    # Rises whenever the weights may have changed.
-    epoch: int = 0
-
-    def exchanges_now(self) -> bool:
-        """Tell whether weights may be exchanged at any moment under a running request."""
-        return self.update is not None and self.update[1] == UpdateMode.NONE
-
-    def holds_requests(self) -> bool:
-        """Tell whether the open update lets no request begin, or left no server to ask."""
-        return self.update is not None and (self.update[1] in HOLDS_CALLS or not self.servers)
-
-
-_listed: dict[int | UUID, Routable] = {}
-_listing = threading.Lock()
-
-
-def routable_servers(*, policy: Policy, since: float) -> Routable:
-    """Return a policy's servers as read after the monotonic time `since`, and 1 s ago at most.
-
-    Callers of one process share what is read; who waits must not ask the database each time.
-    The connection goes back to the pool. What is said of the policy does not depend on there being
-    a server; `version` is None where the policy is gone. A server that told another version is
-    left out, but while an update is open: then both may be right.
-    """
-    with _listing:
-        known = _listed.get(policy.pk)
-        if known is not None and known.read_at >= max(since, time.monotonic() - LISTED_SECONDS):
-            return known
-        began = time.monotonic()
-        try:
-            found = _read_policy(policy, began)
-        finally:
-            release_connection()
-        _listed[policy.pk] = found
-        return found
-
-
-def last_read(*, policy: Policy) -> Routable | None:
-    """Return what was read last of a policy: from memory, at once."""
-    return _listed.get(policy.pk)
-
-
-def watched(policy: Policy) -> AbstractContextManager[Policy]:
-    """Have `last_read` be a second old at most inside, where the database answers."""
-    return _watch.keeping(policy)
-
-
-def _read_watched(policies: list[Policy]) -> None:
-    for policy in {each.pk: each for each in policies}.values():
-        try:
-            routable_servers(policy=policy, since=0.0)
-        except DatabaseError as error:
-            logger.warning("the policy %s cannot be read: %s", policy.name, error)
-
-
-_watch: Keeper[Policy] = Keeper("policies", _read_watched, period_seconds=LISTED_SECONDS)
-
-
-def _read_policy(policy: Policy, began: float) -> Routable:
-    """Read a policy, its open update and its servers in one query, so that they fit together."""
-    updates = PolicyUpdate.objects.filter(policy_id=OuterRef("pk"))
-    open_update, unheld = updates.open(), updates.filter(mode=UpdateMode.NONE)
-    rows = list(
-        Policy.objects.filter(pk=policy.pk)
-        .annotate(
-            active=FilteredRelation("servers", condition=Q(servers__state=ServerState.ACTIVE)),
-            update_id=open_update.values("pk")[:1],
-            update_mode=open_update.values("mode")[:1],
-            unheld=unheld.order_by("-number").values("number")[:1],
-        )
-        .order_by("active__created_at")
-        .values(
-            *("model", "version", "weights_epoch", "update_id", "update_mode", "unheld"),
-            *("active__id", "active__url", "active__kind", "active__max_in_flight"),
-            *("active__told_version", "active__logprob_mode"),
-        )
-    )
-    if not rows:
-        return Routable((), None, began)
-    first = rows[0]
-    told = {None, first["version"]}
-    usable = [
-        row
-        for row in rows
-        if row["active__id"] and (first["update_id"] or row["active__told_version"] in told)
-    ]
-    return Routable(
-        tuple(
-            Server(
-                id=str(row["active__id"]),
-                url=row["active__url"].rstrip("/"),
-                kind=row["active__kind"],
-                model=row["model"],
-                max_in_flight=row["active__max_in_flight"],
-                pool=str(policy.pk),
-                logprob_mode=row["active__logprob_mode"] or None,
-            )
-            for row in usable
-        ),
-        first["version"],
-        began,
-        (first["update_id"], first["update_mode"]) if first["update_id"] else None,
-        first["unheld"] or 0,
-        first["weights_epoch"],
-    )
 
 
 def check_servers() -> int:

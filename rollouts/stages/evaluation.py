@@ -17,6 +17,7 @@ from rollouts.stages.database import database
 from rollouts.stages.initialisation import start_prepared_sandbox
 from rollouts.stages.lease import Held
 from rollouts.stages.network import reachable
+from rollouts.states import StopReason
 from sandboxes.models import Sandbox
 from sandboxes.runtime.exceptions import (
     EnterFailed,
@@ -49,6 +50,12 @@ class GradingBroken(EvaluatorFault):
     """Say that the sandbox which the agent left could not be started or entered for its tests."""
 
     code = "evaluator.broken_sandbox"
+
+
+class SandboxOverLimit(EvaluatorFault):
+    """Say that the agent's sandbox ended at its limit, so that there is nothing to test."""
+
+    code = "sandbox.over_limit"
 
 
 class GradingOverLimit(EvaluatorFault):
@@ -167,13 +174,9 @@ def _seconds(held: Held, grading: _Grading) -> float:
 
 def _run_tests(held: Held, grading: _Grading, *, untouched: bool) -> Artefacts:
     """Run the hidden tests in a fresh sandbox over the agent's frozen layer, or without it."""
-    if grading.sandbox is None or grading.frozen is None or not grading.frozen.frozen_layer:
-        raise InfraFault(
-            "What the agent left is not on this node.",
-            code="sandbox.layer_missing",
-            restart_from_init=True,
-        )
-    layers = _layers(grading, grading.frozen, untouched=untouched)
+    layers = _layers(grading, untouched=untouched)
+    if grading.sandbox is None:
+        raise _not_here("There is no sandbox for the tests.")
     try:
         return _try_tests(held, grading, grading.sandbox, layers)
     except _BROKEN as first:
@@ -205,12 +208,25 @@ def _try_tests(held: Held, grading: _Grading, sandbox: Sandbox, layers: Layers |
         raise GradingOverLimit(f"the tests ended with their sandbox: {gone}") from gone
 
 
-def _layers(grading: _Grading, frozen: Sandbox, *, untouched: bool) -> Layers | None:
-    """Return what the grading starts on; None: what the setups left."""
-    if not untouched:
+def _layers(grading: _Grading, *, untouched: bool) -> Layers | None:
+    """Return what the grading starts on; None: what the setups left.
+
+    Raises SandboxOverLimit when the agent left nothing by its own doing, InfraFault otherwise.
+    """
+    over_limit = grading.rollout.stop_reason == StopReason.SANDBOX_LIMIT
+    if over_limit and not untouched:
+        raise SandboxOverLimit("the agent's sandbox ended at its limit of memory or disk")
+    frozen = grading.frozen
+    if not over_limit and (frozen is None or not frozen.frozen_layer):
+        raise _not_here("What the agent left is not on this node.")
+    if frozen is not None and not untouched:
         return (frozen.frozen_layer, *frozen.layers)
     snapshot = grading.rollout.group.snapshot
     return None if snapshot is None else tuple(snapshot.layers)
+
+
+def _not_here(what: str) -> InfraFault:
+    return InfraFault(what, code="sandbox.layer_missing", restart_from_init=True)
 
 
 def _tested(

@@ -4,7 +4,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from rollouts.handlers.base import PolicyLagExceeded
@@ -16,7 +16,6 @@ from rollouts.inference.protocol import (
     FinishReason,
     Generation,
     SamplingParams,
-    Server,
     VersionRun,
 )
 from rollouts.inference.trace import UNKNOWN_POLICY_VERSION
@@ -24,13 +23,16 @@ from rollouts.models import Policy, Rollout
 from rollouts.options import Budgets, Sampling
 from rollouts.services.policy_gate import policy_gate
 from rollouts.services.policy_updates import is_open
-from rollouts.services.servers import Routable, adapters, last_read, routable_servers, watched
+from rollouts.services.routable import watched
+from rollouts.services.servers import adapters
 from rollouts.stages import process
 from rollouts.stages.database import database
+from rollouts.stages.lag import Lag
 from rollouts.stages.lease import Held
-from rollouts.stages.stamping import Asked, Partial, versions_of, within_lag
-from rollouts.stages.turnstile import GatedAdapters, GateShut, InForce, Turnstile
-from rollouts.states import LagAction, UpdateMode
+from rollouts.stages.policy_view import PolicyView
+from rollouts.stages.seeding import seed_of
+from rollouts.stages.stamping import Asked, Partial, versions_of
+from rollouts.stages.turnstile import GatedAdapters, GateShut, Turnstile
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +40,6 @@ HELD_POLL_SECONDS = 0.25
 RETRY_SECONDS = 0.2
 LEAST_WAIT_SECONDS = 0.1
 BY_TIME, BY_UPDATE = "time", "update"
-
-
-class PolicyLagDrop(Exception):
-    """The rollout spans too many policy versions and its experiment drops it."""
-
-    code = "policy.lag_exceeded"
 
 
 @dataclass
@@ -60,34 +56,34 @@ class Generator:
     budgets: Budgets
     stop_token_ids: tuple[int, ...]
     rollout: Rollout
-    oldest_version: int | None = None
+    oldest_version: InitVar[int | None] = None
     # Whether nobody knows which weights sampled one of its tokens, of earlier workers included.
-    unknown_versions: bool = False
+    unknown_versions: InitVar[bool] = False
     # The end of the agent's time, an instant of `clock`.
     deadline: float = float("inf")
     waited: float = 0.0
     # What of it updates were the cause of: the budget for waiting does not count that.
     held_back: float = 0.0
-    lagged: bool = False
+    lag: Lag = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._version, self._epoch = self.policy.version, self.policy.weights_epoch
-        # Of the tokens; nobody tells of earlier workers' tokens more than the oldest.
-        self._newest: int | None = None
+    def __post_init__(self, oldest_version: int | None, unknown_versions: bool) -> None:
+        experiment = self.rollout.experiment
+        self.lag = Lag(
+            experiment.max_policy_lag,
+            experiment.on_policy_lag,
+            None if oldest_version == UNKNOWN_POLICY_VERSION else oldest_version,
+            unknown=unknown_versions,
+        )
         # Whether the agent's time cut the present chat, an update, or nothing.
         self._cut_by: str | None = None
-        self._asked = 0.0
         self._call_clock = self._call_seconds = 0.0
         self._shut_by: str | None = None
-        # What was known of the policy when the last request was asked.
-        self._entered: Routable | None = None
-        if self.oldest_version == UNKNOWN_POLICY_VERSION:
-            self.oldest_version = None
-        self._turnstile = Turnstile(policy_gate(), str(self.policy.pk), self._in_force)
+        self._view = PolicyView(self.policy)
+        self._turnstile = Turnstile(policy_gate(), str(self.policy.pk), self._view.in_force)
         self._pool = InferencePool(
             process.router(),
             GatedAdapters(adapters(), self._turnstile, chat=self.policy.is_text_only),
-            self._servers,
+            self._view.servers,
             request_seconds=max(REQUEST_SECONDS, self.budgets.run_seconds),
         )
 
@@ -97,14 +93,12 @@ class Generator:
 
     def params(self, max_tokens: int, *, offset: int = 0) -> SamplingParams:
         """Return the sampling parameters of one request; `offset` tokens of its turn are there."""
-        seed = self.sampling.seed
         return SamplingParams(
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k if self.sampling.top_k > 0 else None,
             max_tokens=max_tokens,
-            # The same seed again would draw the first tokens' random numbers for the next ones.
-            seed=None if seed is None else (seed + self.rollout.sample + offset) % 2**31,
+            seed=seed_of(self.rollout, self.sampling.seed, offset=offset),
             stop_token_ids=self.stop_token_ids,
         )
 
@@ -119,22 +113,22 @@ class Generator:
         self._begin_call()
         while True:
             self._wait_until_open()
-            if self._lags():
+            if self.lag.ends(self._view.version):
                 if not partial.token_ids:
                     raise PolicyLagExceeded("the rollout spans too many policy versions")
-                return partial.as_generation("abort", version=self._version)
+                return partial.as_generation("abort", version=self._view.version)
             part = self._sample(prompt_ids, partial, max_tokens)
             if part is None:
                 continue
             partial.add(part, self._versions_of(part))
-            if self._cut_to_bound(partial):
+            if self.lag.shorten(partial, self._turnstile.version):
                 if not partial.token_ids:
                     raise PolicyLagExceeded("its next tokens are of too different a version")
-                return partial.as_generation("abort", version=self._version)
-            self._note_versions(partial)
+                return partial.as_generation("abort", version=self._view.version)
+            self.lag.note(partial.versions, self._turnstile.version)
             finish = self._finish(partial, part, max_tokens)
             if finish is not None:
-                return partial.as_generation(finish, version=self._version)
+                return partial.as_generation(finish, version=self._view.version)
             if not part.token_ids and part.server_id:
                 self._pause_before_retry("the servers cut every request")
 
@@ -172,11 +166,11 @@ class Generator:
     def server_address(self) -> str | None:
         """Return the address of a server of the policy, any of those that answer."""
         with database():
-            servers = self._servers()
+            servers = self._view.servers()
         return random.choice(servers).url if servers else None  # noqa: S311 - spreads the load
 
     def _begin_call(self) -> None:
-        self._asked = time.monotonic()
+        self._view.begin_anew()
         self._call_clock, self._call_seconds = self.clock(), 0.0
 
     def _sample(
@@ -193,7 +187,7 @@ class Generator:
                 generation_seconds=max(1.0, self.held.remaining_seconds()),
                 cancelled=self.held.stopping,
                 interrupted=self._interrupted,
-                cache_salt=self._salt(),
+                cache_salt=self._view.salt(),
                 experiment=str(self.rollout.experiment_id),
                 share=self.rollout.experiment.share,
             )
@@ -216,7 +210,8 @@ class Generator:
             with watched(self.policy):
                 answer = ask()
         except GateShut as shut:
-            self._shut_by, self._asked = shut.mark, time.monotonic()
+            self._shut_by = shut.mark
+            self._view.begin_anew()
         except RouterUnavailable as fault:
             if self._wait_left() <= LEAST_WAIT_SECONDS:
                 raise
@@ -253,8 +248,7 @@ class Generator:
         while True:
             if self.held.stopping():
                 raise GenerationCancelled("cancelled while an update held back generation")
-            found = self._read(since=self._asked)
-            if not found.holds_requests():
+            if not self._view.present().holds_requests():
                 break
             time.sleep(HELD_POLL_SECONDS)
         spent = time.monotonic() - began
@@ -276,94 +270,19 @@ class Generator:
         except RouterUnavailable:
             return
 
-    def _lags(self) -> bool:
-        """Tell whether one more token would span too many versions, and the rollout ends for it.
-
-        Raises PolicyLagDrop.
-        """
-        experiment = self.rollout.experiment
-        bound, oldest = experiment.max_policy_lag, self.oldest_version
-        newest = max(self._version, self._newest or 0)
-        if bound is not None and self.unknown_versions:
-            self.drop_unknown()
-        elif bound is None or oldest is None or newest - oldest <= bound:
-            return False
-        elif experiment.on_policy_lag == LagAction.DROP:
-            raise PolicyLagDrop(
-                f"Its oldest token is of policy version {oldest}, the policy is at {newest}; "
-                f"max_policy_lag is {bound}."
-            )
-        self.lagged = experiment.on_policy_lag == LagAction.CUT
-        return self.lagged
-
-    def drop_unknown(self) -> None:
-        """Raise PolicyLagDrop where a bound on lag cannot be shown to hold and lag is dropped."""
-        experiment = self.rollout.experiment
-        bound = experiment.max_policy_lag
-        if (
-            bound is not None
-            and self.unknown_versions
-            and experiment.on_policy_lag == LagAction.DROP
-        ):
-            raise PolicyLagDrop(
-                "Nobody knows which policy version sampled some of its tokens, so that it cannot "
-                f"be shown to keep max_policy_lag, which is {bound}."
-            )
-
     def _versions_of(self, part: Generation) -> tuple[VersionRun, ...]:
-        asked = Asked(self._turnstile.version, self._entered, self._turnstile.lapsed)
-        runs = versions_of(part, asked, lambda: self._read(since=time.monotonic()))
+        asked = Asked(self._turnstile.version, self._view.entered, self._turnstile.lapsed)
+        runs = versions_of(part, asked, lambda: self._view.read(since=time.monotonic()))
         if any(version == UNKNOWN_POLICY_VERSION for version, _run in runs):
             logger.warning("rollout %s: nobody knows which weights sampled it", self.rollout.id)
         return runs
-
-    def _note_versions(self, partial: Partial) -> None:
-        """Remember the oldest and newest versions; tokens of an unknown one count as asked."""
-        asked = self._turnstile.version
-        self.unknown_versions |= any(s == UNKNOWN_POLICY_VERSION for s, _run in partial.versions)
-        stamps = [
-            asked if stamp == UNKNOWN_POLICY_VERSION else stamp for stamp, _run in partial.versions
-        ]
-        if stamps:
-            known = self.oldest_version
-            self.oldest_version = min(stamps) if known is None else min(known, *stamps)
-            self._newest = max(self._newest or 0, *stamps)
-
-    def _cut_to_bound(self, partial: Partial) -> bool:
-        """Drop the tokens from where the rollout's would span too many versions; tell whether.
-
-        Raises PolicyLagDrop. Those of an unknown version are `_lags`'s to judge.
-        """
-        experiment = self.rollout.experiment
-        bound = experiment.max_policy_lag
-        if bound is None or experiment.on_policy_lag == LagAction.KEEP:
-            return False
-        kept = within_lag(partial.versions, bound, (self.oldest_version, self._newest))
-        if kept == len(partial.token_ids):
-            return False
-        if experiment.on_policy_lag == LagAction.DROP:
-            raise PolicyLagDrop(
-                f"The versions {partial.versions} of a turn's tokens, as (version, tokens), go "
-                f"beyond max_policy_lag, which is {bound}; its oldest was {self.oldest_version}."
-            )
-        partial.keep(kept)
-        self._note_versions(partial)
-        self.lagged = True
-        return True
 
     def _interrupted(self) -> bool:
         """Tell whether a request must be cut now; from memory, as all requests wait for it."""
         return self._time_is_over() or self._is_cut_by_update()
 
     def _is_cut_by_update(self) -> bool:
-        if self._turnstile.is_cut():
-            return True
-        known = last_read(policy=self.policy)
-        if known is None or known.update is None:
-            return False
-        # Who still queues need not stand there meanwhile: the wait is the update's.
-        queues = not self._turnstile.is_busy()
-        return known.update[1] == UpdateMode.ABORT or (queues and known.holds_requests())
+        return self._turnstile.is_cut() or self._view.cuts(queues=not self._turnstile.is_busy())
 
     def _chat_is_cut(self) -> bool:
         """Tell as `_interrupted` does, and remember by whom: afterwards nobody could say."""
@@ -389,26 +308,3 @@ class Generator:
             raise NoServer(f"{why}, and the time for waiting is over")
         time.sleep(RETRY_SECONDS)
         self.waited += RETRY_SECONDS
-
-    def _in_force(self, told: int | None) -> InForce:
-        """Return what a request is asked with; read anew unless the store was told the same.
-
-        Raises GateShut where the database knows of an update that holds requests back.
-        """
-        now = self._read(since=0.0 if told == self._epoch else time.monotonic())
-        if now.update is not None and now.holds_requests():
-            raise GateShut(str(now.update[0]))
-        self._entered = now
-        return InForce(self._version, self._epoch, self._salt())
-
-    def _salt(self) -> str:
-        return f"{self.policy.pk.hex[:8]}-{self._epoch}"
-
-    def _servers(self) -> list[Server]:
-        return list(self._read(since=self._asked).servers)
-
-    def _read(self, *, since: float) -> Routable:
-        found = routable_servers(policy=self.policy, since=since)
-        if found.version is not None:
-            self._version, self._epoch = found.version, found.epoch
-        return found

@@ -25,7 +25,7 @@ class StageJournal:
         self._claim = claim
         # As written last, by whichever worker.
         self.shell_state: ShellState | None = None
-        # Called with the number of turns done, once each is written.
+        # Called with the number of turns done, once one is written whose snapshot is asked for.
         self.after_turn: Callable[[int, ShellState | None], None] | None = None
         self._so_far: list[int] = []
         self._turns = self._read()
@@ -65,8 +65,8 @@ class StageJournal:
         """Write what the turn led to, and the shell's state where it changed. Raises LeaseLost."""
         shell = self._shell_delta(shell_state)
         body = {"messages": [dict(message) for message in messages], "shell": shell}
-        self._append(Step(turn, "observed", body))
-        if self.after_turn is not None:
+        snapshot_is_due = self._append(Step(turn, "observed", body))
+        if snapshot_is_due and self.after_turn is not None:
             self.after_turn(turn + 1, shell_state)
 
     def turns_done(self) -> int:
@@ -77,9 +77,9 @@ class StageJournal:
         """Return the turns of an earlier worker, in order."""
         return self._turns
 
-    def _append(self, step: Step) -> None:
+    def _append(self, step: Step) -> bool:
         with database():
-            append_step(claim=self._claim, step=step)
+            return append_step(claim=self._claim, step=step)
 
     def _shell_delta(self, shell_state: ShellState | None) -> dict[str, Any] | None:
         """Take a state as the present one; return it where it differs from the one before."""

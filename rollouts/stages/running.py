@@ -1,6 +1,5 @@
 """RUN: drive the agent against the policy's servers, and store what was sampled."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,20 +17,20 @@ from rollouts.services.claim import ensure_held
 from rollouts.services.finish import RunResult, drop_rollout, finish_run
 from rollouts.services.trajectories import store_trajectory
 from rollouts.stages.database import database
-from rollouts.stages.generating import Generator, PolicyLagDrop
+from rollouts.stages.generating import Generator
+from rollouts.stages.inside import inside
 from rollouts.stages.journal import StageJournal
+from rollouts.stages.lag import PolicyLagDrop
 from rollouts.stages.lease import Held
-from rollouts.stages.network import reachable
 from rollouts.stages.prompting import tools_and_prompt
 from rollouts.tools.base import ToolUnavailable
-from rollouts.tools.sandbox import EpisodeSandbox
 from sandboxes.models import Sandbox
 from sandboxes.runtime.protocol import SandboxHandle
-from sandboxes.runtime.sessions import ShellSession, ShellState
+from sandboxes.runtime.sessions import ShellState
 from sandboxes.services.lifecycle import find_sandbox, mark_frozen
 from sandboxes.services.node import node_runtime
 from sandboxes.services.snapshots import take_due_snapshots
-from sandboxes.states import SandboxPurpose, SandboxState
+from sandboxes.states import SandboxPurpose
 
 
 def carry_out_run(held: Held) -> None:
@@ -60,9 +59,10 @@ def carry_out_run(held: Held) -> None:
             "malformed_actions": result.malformed_actions,
             "tool_counts": dict(result.tool_counts),
             "tool_errors": dict(result.tool_errors),
+            "over_limit": result.over_limit,
         },
     )
-    if sandbox is not None:
+    if sandbox is not None and result.stop_reason != StopReason.SANDBOX_LIMIT:
         _freeze(held, sandbox)
     last = next((m for m in reversed(result.messages) if m["role"] == "assistant"), None)
     with database():
@@ -107,17 +107,15 @@ def _run_agent(
     )
     limit = rollout.group.task.payload.get("agent_timeout_seconds") or budgets.run_seconds
     seconds = min(limit, budgets.run_seconds)
-    network = ExitStack()
-    shell: ShellSession | None = None
-    inside: EpisodeSandbox | None = None
+    stack = ExitStack()
     try:
-        tools, prompt = network.enter_context(
+        tools, prompt = stack.enter_context(
             tools_and_prompt(rollout, budgets, cancelled=held.stopping)
         )
-        env = _connect(network, rollout, sandbox, generate)
-        shell = _open_shell(rollout, sandbox, journal, env) if rollout.needs_sandbox else None
-        inside = _reach(sandbox, journal, env)
-        if sandbox is not None:
+        within = stack.enter_context(
+            inside(rollout, sandbox, journal, model=generate.server_address)
+        )
+        if sandbox is not None and within.ended is None:
             journal.after_turn = partial(_take_snapshots, sandbox)
             done = journal.turns_done()
             if done == len(journal.replay()) > 0:
@@ -133,7 +131,7 @@ def _run_agent(
                 tools=tools,
                 renderer=renderer,
                 trace=trace,
-                generate=generate,
+                generate=within.sampling(generate),
                 journal=journal,
                 budget=Budget(
                     max_turns=budgets.max_turns,
@@ -144,25 +142,22 @@ def _run_agent(
                     tool_seconds=budgets.max_tool_seconds,
                 ),
                 cancelled=held.stopping,
-                shell=shell,
-                sandbox=inside,
+                shell=within.shell,
+                sandbox=within.access,
                 sampling=generate.params(sampling.max_tokens),
                 clock=generate.clock,
-                chat=generate.chat if policy.is_text_only else None,
+                chat=within.sampling(generate.chat) if policy.is_text_only else None,
                 messages=rollout.group.task.payload.get("messages") or (),
+                over_limit=within.over_limit,
             ),
         )
-        generate.drop_unknown()
-        if generate.lagged:
+        generate.lag.drop_unknown()
+        if generate.lag.cut and result.stop_reason != StopReason.SANDBOX_LIMIT:
             result = replace(result, stop_reason=StopReason.POLICY_LAG)
     except ToolUnavailable as lack:  # the image's or the environment's: no retry mends it
         raise InfraFault(str(lack), code=lack.code, retryable=False) from lack
     finally:
-        if inside is not None:
-            inside.close()
-        if shell is not None:
-            shell.close()
-        network.close()
+        stack.close()
     return result, [tool.schema() for tool in tools.values()]
 
 
@@ -178,17 +173,6 @@ def _stamps(journal: StageJournal) -> list[int]:
     return stamps
 
 
-def _connect(
-    network: ExitStack, rollout: Rollout, sandbox: Sandbox | None, generate: Generator
-) -> Mapping[str, str]:
-    """Serve the sandbox's network until the stack closes; returns the variables it needs."""
-    if sandbox is None or sandbox.handle is None:
-        return {}
-    handle = SandboxHandle.from_dict(sandbox.handle)
-    serving = reachable(handle, environment=rollout.environment, model=generate.server_address)
-    return network.enter_context(serving)
-
-
 def _take_snapshots(sandbox: Sandbox, turns: int, shell_state: ShellState | None) -> None:
     assert sandbox.handle is not None
     with database():
@@ -199,41 +183,6 @@ def _take_snapshots(sandbox: Sandbox, turns: int, shell_state: ShellState | None
             turn=turns,
             workdir="" if shell_state is None else shell_state.cwd,
         )
-
-
-def _open_shell(
-    rollout: Rollout, sandbox: Sandbox | None, journal: StageJournal, env: Mapping[str, str]
-) -> ShellSession:
-    """Open the episode's shell.
-
-    A journal of an earlier worker restores directory and exports; a snapshot its directory.
-    """
-    if sandbox is None or sandbox.state != SandboxState.READY or sandbox.handle is None:
-        raise InfraFault(
-            "The sandbox is not there any more.", code="sandbox.gone", restart_from_init=True
-        )
-    runtime, handle = node_runtime(), SandboxHandle.from_dict(sandbox.handle)
-    if not runtime.alive(handle):
-        raise InfraFault(
-            "The sandbox's instance ended.", code="sandbox.gone", restart_from_init=True
-        )
-    shell = runtime.open_shell(handle, env=env)
-    state, snapshot = journal.shell_state, rollout.group.snapshot
-    if state is None and snapshot is not None and snapshot.workdir:
-        state = ShellState(cwd=snapshot.workdir, exports="")
-    if state is not None:
-        shell.restore(state)
-    return shell
-
-
-def _reach(
-    sandbox: Sandbox | None, journal: StageJournal, env: Mapping[str, str]
-) -> EpisodeSandbox | None:
-    """Return the way to the episode's sandbox beside its shell; nothing is started yet."""
-    if sandbox is None or sandbox.handle is None:
-        return None
-    handle = SandboxHandle.from_dict(sandbox.handle)
-    return EpisodeSandbox(node_runtime(), handle, resumed=bool(journal.replay()), env=env)
 
 
 def _freeze(held: Held, sandbox: Sandbox) -> None:

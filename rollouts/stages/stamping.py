@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from rollouts.inference.protocol import FinishReason, Generation, VersionRun
 from rollouts.inference.trace import MIXED_LOGPROBS, UNKNOWN_POLICY_VERSION
+from rollouts.services.routable import Routable
 from rollouts.services.server_control import weight_version
-from rollouts.services.servers import Routable
 
 
 @dataclass

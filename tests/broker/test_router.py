@@ -178,9 +178,24 @@ def test_a_server_that_faults_is_left_alone_and_tried_again_with_one_request(
     trial = until_given(router, [A], "r2")
     assert take(router, [A], "r3") is None
 
-    router.report_success("a")
-    assert taken(router, [A], "r3").server == A
+    router.release(trial, well=True)
+    assert [taken(router, [A], rollout).server for rollout in ("r3", "r4")] == [A, A]
+
+
+def test_a_server_that_faulted_is_tried_again_while_earlier_requests_go_on(router: Router) -> None:
+    earlier = taken(router, [A], "long")
+    router.report_fault("a")
+    router.report_fault("a")
+
+    trial = until_given(router, [A], "r1")
+    assert take(router, [A], "r2") is None
     router.release(trial)
+    second = until_given(router, [A], "r2")
+    assert take(router, [A], "r3") is None
+    router.release(second, well=True)
+
+    assert [taken(router, [A], rollout).server for rollout in ("r3", "r4")] == [A, A]
+    router.release(earlier)
 
 
 def test_a_failed_trial_doubles_the_pause_up_to_a_limit(router: Router) -> None:
@@ -201,7 +216,7 @@ def test_faults_of_one_outage_count_once(router: Router) -> None:
 
 def test_a_success_between_faults_forgets_them(router: Router) -> None:
     router.report_fault("a")
-    router.report_success("a")
+    router.release(taken(router, [A], "r"), well=True)
     assert router.report_fault("a") == 0.0
     assert taken(router, [A], "r").server == A
 

@@ -319,8 +319,7 @@ def test_waiters_are_let_in_once_a_server_is_well_again(router: Router) -> None:
     trial = wait(router, Place("trial"), [only])
     assert router.breakers() == {"a": "half_open", "b": "closed"}
     assert look(router, Place("second"), [only]) is None
-    router.report_success("a")
-    router.release(trial)
+    router.release(trial, well=True)
 
     assert router.in_flight()["a"] == 1, "the slot went to who waited"
     assert router.breakers()["a"] == "closed"

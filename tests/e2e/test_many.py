@@ -3,9 +3,11 @@
 import os
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from benchmarks.rollouts.line import Line, open_line
+from benchmarks.rollouts.slow_server import MODEL
 
 COUNT, TURNS = 48, 3
 ENDLESS = 10**9
@@ -29,10 +31,6 @@ def many() -> Iterator[Line]:
             **TIMINGS,
         ) as line:
             yield line
-
-
-def wait_done(line: Line, rollouts: list[str]) -> None:
-    line.wait(lambda: line.done(rollouts) == len(rollouts), "the end of all rollouts")
 
 
 def check_whole(line: Line, rollouts: list[str]) -> None:
@@ -66,7 +64,7 @@ def test_all_wait_at_once_in_one_process_and_all_go_on(many: Line) -> None:
     many.control(together=COUNT)
 
     rollouts = many.submit(COUNT)
-    wait_done(many, rollouts)
+    many.wait_done(rollouts)
 
     assert many.state()["peak_in_flight"] == COUNT
     assert run_attempts(many, rollouts) == [("finished", "", 1, COUNT)]
@@ -83,7 +81,7 @@ def test_a_worker_that_ends_gives_all_of_them_back(many: Line) -> None:
     given_back = run_attempts(many, rollouts)
     many.control(together=0)
     many.stack.start("run")
-    wait_done(many, rollouts)
+    many.wait_done(rollouts)
 
     assert worker.returncode == 0
     assert ("lost", "worker.shutdown", 1, COUNT) in given_back
@@ -103,7 +101,20 @@ def test_a_broker_that_restarts_costs_no_rollout(many: Line) -> None:
 
     many.stack.engines.restart_broker()
     many.control(together=0)
-    wait_done(many, rollouts)
+    many.wait_done(rollouts)
 
     assert run_attempts(many, rollouts) == [("finished", "", 1, COUNT)]
     check_whole(many, rollouts)
+
+
+def test_what_the_service_tries_out_is_no_rollout_to_the_server(many: Line) -> None:
+    # Held with the others it would stand for one of them, which would then wait for ever.
+    many.control(together=ENDLESS)
+    before = many.state()
+
+    body = {"model": MODEL, "prompt": [1, 2], "max_tokens": 1, "logprobs": 0}
+    answer = httpx.post(f"{many.server}/v1/completions", json=body, timeout=30)
+
+    (choice,) = answer.raise_for_status().json()["choices"]
+    assert len(choice["token_ids"]) == 1
+    assert many.state() == before

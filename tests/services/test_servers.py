@@ -15,15 +15,16 @@ from rollouts.inference.exceptions import NoServer
 from rollouts.inference.pool import InferencePool
 from rollouts.inference.protocol import Health, SamplingParams, Server
 from rollouts.models import InferenceServer, Policy
+from rollouts.services import routable
 from rollouts.services import servers as servers_module
+from rollouts.services.routable import routable_servers
 from rollouts.services.servers import (
     adapters,
     check_servers,
     clear_servers,
     register_server,
-    routable_servers,
 )
-from rollouts.stages.generating import Generator
+from rollouts.stages.policy_view import PolicyView
 from tests.services.line import make_experiment
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -151,7 +152,7 @@ def test_who_waits_for_a_slot_shares_what_the_process_read(policy: Policy) -> No
         first = routable_servers(policy=policy, since=began)
         others = [routable_servers(policy=policy, since=began) for _ in range(20)]
     spent = time.monotonic() - began
-    assert len(queries) == 1 + int(spent / servers_module.LISTED_SECONDS)
+    assert len(queries) == 1 + int(spent / routable.LISTED_SECONDS)
     assert {each.servers for each in others} == {first.servers}
 
     with CaptureQueriesContext(connection) as queries:
@@ -183,14 +184,14 @@ def test_a_rollout_that_waits_for_a_slot_asks_the_database_seldom(policy: Policy
         def leave(self, *_: Any) -> None:
             return None
 
-    generate = object.__new__(Generator)
-    generate.policy = policy
-    generate._asked = began = time.monotonic()
+    view = PolicyView(policy)
+    began = time.monotonic()
+    view.begin_anew()
     polls: list[int] = []
 
     def listed() -> list[Server]:
         polls.append(1)
-        return generate._servers()
+        return view.servers()
 
     pool = InferencePool(Full(), adapters(), listed)  # type: ignore[arg-type]
     with ExitStack() as stack:
@@ -200,5 +201,5 @@ def test_a_rollout_that_waits_for_a_slot_asks_the_database_seldom(policy: Policy
     spent = time.monotonic() - began
 
     assert len(polls) > 4
-    assert 1 <= len(queries) <= 1 + spent / servers_module.LISTED_SECONDS
-    assert generate._version == policy.version
+    assert 1 <= len(queries) <= 1 + spent / routable.LISTED_SECONDS
+    assert view.version == policy.version

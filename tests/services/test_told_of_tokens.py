@@ -12,7 +12,8 @@ from rollouts.inference.protocol import Generation, Health, Server
 from rollouts.inference.trace import UNKNOWN_POLICY_VERSION
 from rollouts.models import InferenceServer
 from rollouts.services import servers as servers_module
-from rollouts.services.servers import as_server, check_servers, register_server, routable_servers
+from rollouts.services.routable import routable_servers
+from rollouts.services.servers import as_server, check_servers, register_server
 from rollouts.services.trajectories import store_trajectory
 from rollouts.stages.running import _stamps
 from rollouts.storage import trajectory_storage

@@ -33,8 +33,10 @@ from rollouts.services.policy_updates import (
     complete_update,
     held_seconds,
 )
+from rollouts.services.routable import routable_servers
 from rollouts.stages import generating
-from rollouts.stages.generating import Generator, PolicyLagDrop
+from rollouts.stages.generating import Generator
+from rollouts.stages.lag import PolicyLagDrop
 from rollouts.stages.stamping import Partial, within_lag
 from tests.services.test_generating import (
     Scripted,
@@ -120,7 +122,7 @@ def test_servers_cleared_during_an_update_do_not_open_its_gate(adapter: Scripted
     assert generate._shut_by == str(update.pk)
     servers.clear_servers(policies=[policy])
 
-    found = servers.routable_servers(policy=policy, since=time.monotonic())
+    found = routable_servers(policy=policy, since=time.monotonic())
     generate._open_left_shut()
 
     assert (found.servers, found.update, found.version) == ((), (update.pk, "drain-calls"), 0)
@@ -153,7 +155,7 @@ def test_waiting_without_a_server_is_the_updates(
 def test_who_queues_for_a_slot_leaves_the_queue_when_an_update_begins(adapter: Scripted) -> None:
     generate = make_generator()
     begin(generate.policy, "drain-calls")
-    servers.routable_servers(policy=generate.policy, since=time.monotonic())
+    routable_servers(policy=generate.policy, since=time.monotonic())
 
     assert generate._interrupted()
     generate._turnstile._began = time.monotonic()  # as within a request, which may end
@@ -223,18 +225,18 @@ def test_a_turn_whose_own_tokens_span_too_many_versions(adapter: Scripted, actio
     kept = 1 if action == "cut" else 3
     assert (len(turn.token_ids), len(turn.logprobs)) == (kept, kept)
     assert turn.finish_reason == ("abort" if action == "cut" else "length")
-    assert generate.lagged is (action == "cut")
+    assert generate.lag.cut is (action == "cut")
 
 
 def test_a_turn_that_lags_from_its_first_token_is_none(adapter: Scripted) -> None:
     generate = make_generator(max_policy_lag=1)
-    generate.oldest_version = 0
+    generate.lag.oldest = 0
     adapter.versions = [(2, 3)]
 
     with pytest.raises(PolicyLagExceeded):
         generate([1], 3)
 
-    assert generate.lagged
+    assert generate.lag.cut
 
 
 @pytest.mark.parametrize(
@@ -421,7 +423,7 @@ def test_a_server_with_another_version_gets_no_requests(
 
     assert servers.check_servers() == 1
 
-    found = servers.routable_servers(policy=policy, since=time.monotonic())
+    found = routable_servers(policy=policy, since=time.monotonic())
     assert (found.servers, found.version) == ((), 0)
     row = InferenceServer.objects.get()
     assert (row.told_version, row.detail) == (
@@ -430,7 +432,7 @@ def test_a_server_with_another_version_gets_no_requests(
     )
     steered.version = 0
     servers.check_servers()
-    assert len(servers.routable_servers(policy=policy, since=time.monotonic()).servers) == 1
+    assert len(routable_servers(policy=policy, since=time.monotonic()).servers) == 1
 
 
 def test_nothing_is_sampled_for_a_check_while_weights_are_exchanged(

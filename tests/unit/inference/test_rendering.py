@@ -1,7 +1,9 @@
 """Rendering equals the template's own, bridges touch nothing, look-alikes stay plain text."""
 
 import json
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,18 @@ OTHER = (
     "{%- if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}<|endoftext|>{% endfor %}"
     "{%- if add_generation_prompt %}<filename>[assistant]{% endif %}"
 )
+
+
+def test_who_asks_at_the_same_time_shares_one_load(tokenizer_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tokenizer_folder, tmp_path / "tokenizer"))
+    barrier = threading.Barrier(8)
+
+    def load(_: int) -> ConversationRenderer:
+        barrier.wait(timeout=30)
+        return load_renderer(folder)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(map(id, pool.map(load, range(8))))) == 1
 
 
 def test_another_template_needs_no_other_code(tokenizer_folder: Path, tmp_path: Path) -> None:
