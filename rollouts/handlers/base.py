@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from rollouts.inference.parsed import ToolCall
 
 if TYPE_CHECKING:
+    from rollouts.handlers.episode import Episode
     from rollouts.inference.protocol import ChatAnswer, Generation, SamplingParams
     from rollouts.inference.rendering import ConversationRenderer
     from rollouts.inference.trace import Trace
@@ -32,6 +33,7 @@ class StopReason(StrEnum):
     MALFORMED_ACTION = "malformed_action"
     REPETITION = "repetition"
     POLICY_LAG = "policy_lag"
+    SANDBOX_LIMIT = "sandbox_limit"
 
 
 class AgentFault(Exception):
@@ -197,6 +199,13 @@ class Budget:
     tool_seconds: float | None = None
 
 
+@dataclass
+class Books:
+    """Hold the episode that an agent keeps its books with, for who must end it from outside."""
+
+    episode: Episode | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentContext:
     """Hold everything an episode may use; handlers reach nothing else.
@@ -205,7 +214,9 @@ class AgentContext:
     journal holds turns, restored; it and `sandbox` are None for handlers that need no sandbox.
     `sampling` is what `generate` sends, for the trace's record. `messages` is the conversation
     that the task begins with, empty for most tasks. With `chat` the policy gives text alone:
-    there is no renderer, and the trace stays empty.
+    there is no renderer, and the trace stays empty. `over_limit` names the limit (memory, disk)
+    that ended the sandbox by the policy's own doing, None while it runs and for any other end.
+    `books` is `Episode`'s to fill.
     """
 
     instruction: str
@@ -224,6 +235,8 @@ class AgentContext:
     clock: Callable[[], float] = time.monotonic
     chat: Chat | None = None
     messages: Sequence[Message] = ()
+    over_limit: Callable[[], str | None] = lambda: None
+    books: Books = field(default_factory=Books)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +245,8 @@ class AgentResult:
 
     `tool_seconds` covers only tools that ran in this process. `tool_counts` are the calls of each
     tool, `tool_errors` those that could not be read, did not fit the tool's schema, or were
-    refused by the tool; the last are not known of turns that were replayed.
+    refused by the tool; the last are not known of turns that were replayed. `over_limit` is the
+    sandbox's limit that ended the episode with `sandbox_limit`.
     """
 
     stop_reason: StopReason
@@ -246,6 +260,7 @@ class AgentResult:
     tool_seconds: float = 0.0
     tool_counts: Mapping[str, int] = field(default_factory=dict)
     tool_errors: Mapping[str, int] = field(default_factory=dict)
+    over_limit: str | None = None
 
 
 class AgentHandler(ABC):
@@ -290,6 +305,6 @@ class AgentHandler(ABC):
     def on_fault(self, context: AgentContext, fault: Exception) -> AgentResult | None:  # noqa: ARG002
         """Turn a fault into a result; None, as here, lets it pass to the service.
 
-        It is not asked about cancelled rollouts.
+        It is not asked about cancelled rollouts, nor when the sandbox ended at its limit.
         """
         return None

@@ -16,6 +16,7 @@ from rollouts.handlers.base import (
 from rollouts.handlers.episode import Episode
 from rollouts.inference.parsed import ToolCall
 from rollouts.tools.base import InvalidArguments, ToolContext, ToolResult
+from sandboxes.runtime.exceptions import SandboxFault
 
 INTERRUPTED = (
     "(the output is lost)\n"
@@ -66,7 +67,11 @@ def carry_out(
             if episode.tool_allowance() <= 0:
                 episode.keep(messages)
                 return episode.result(StopReason.AGENT_TIMEOUT)
-            result = call_tool(context, episode, call)
+            try:
+                result = call_tool(context, episode, call)
+            except SandboxFault:  # who ends the episode now shows what the others led to
+                episode.keep(messages)
+                raise
             if result.finished:
                 episode.keep(messages)
                 return episode.result(StopReason.FINISHED, result.answer)

@@ -58,13 +58,15 @@ class Episode:
         self._fork_reason: str | None = None
         self._pending: list[Message] = []
         self._answer: ChatAnswer | None = None
+        context.books.episode = self
 
     def replay(self) -> Iterator[tuple[Generation, JournaledTurn]]:
         """Take the journaled turns into trace, messages and counters, one by one.
 
         The turn's own observations are taken when the iteration goes on, as `observe` would.
+        Another iteration goes on behind the last turn that was taken.
         """
-        for turn in self._context.journal.replay():
+        for turn in self._context.journal.replay()[self.turns :]:
             self._prompt_ids = list(turn.prompt_ids)
             self._fork_reason = turn.fork_reason
             if turn.fork_reason in FORK_REASONS.values():

@@ -108,6 +108,10 @@ class ModelServer:
         body = {"mode": mode, "count": count, "delay_seconds": delay}
         httpx.post(f"{self.url}/_control", json=body).raise_for_status()
 
+    def state(self) -> JSON:
+        """Return the mode, and how many requests came, were answered and are under way."""
+        return dict(httpx.get(f"{self.url}/_control").raise_for_status().json())
+
 
 @dataclass
 class Line:

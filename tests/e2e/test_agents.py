@@ -146,6 +146,28 @@ def test_tools_are_called_in_the_templates_own_syntax(
     assert [renderer.decode(ids) for ids in masked(segment)] == texts
 
 
+def test_an_interpreter_that_uses_up_its_sandbox_ends_the_episode(
+    line: Line, caller: Any, import_folder: ImportFolder, tmp_path: Path
+) -> None:
+    policy, server, _folder = caller
+    ref = write_task(tmp_path, "pyhog")
+    body = {"name": "pyhog", "image": "base", "agent": "tools", "tools": TOOLS}
+    limits = {"memory_bytes": 512 * 1024**2}
+    line.operator.call("POST", "/environments/", {**body, "limits": limits})
+    import_folder("pyhog", tmp_path, "pyhog")
+    hog = "x = []\nwhile True: x.append(bytes([1]) * (1 << 20))"
+    texts = [call("ipython", code="1 + 1"), call("ipython", code=hog), call("submit", answer="")]
+    server.play({"marker": marker("pyhog"), "turns": texts})
+
+    experiment = line.experiment("pyhog", policy=policy, failure_reward=-1.0)
+    (rollout,) = line.wait_done(line.submit(experiment, [ref]))
+
+    assert (rollout["outcome"], rollout["reward"]) == ("scored", -1.0), rollout
+    assert (rollout["stop_reason"], rollout["turns"]) == ("sandbox_limit", 2)
+    assert rollout["restarts"] == 0
+    assert line.trajectory(rollout["id"])["agent"]["over_limit"] == "memory"
+
+
 def test_one_block_a_turn(
     line: Line, import_folder: ImportFolder, environment: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -266,7 +266,7 @@ def test_a_hog_of_memory_without_control_groups_harms_neither_worker_nor_databas
     url = line.stack.engines.database_url(line.stack.database)
     with psycopg.connect(url, autocommit=True) as session:
         backend = session.info.backend_pid
-        hungry, calm = line.submit(line.experiment("hog"), refs)
+        hungry, calm = line.submit(line.experiment("hog", failure_reward=-1.0), refs)
         line.wait_running(calm, "run")
         records = (line.stack.var_dir / "node" / "instances").glob("*/record.json")
         kept = [json.loads(path.read_text()) for path in records]
@@ -282,12 +282,77 @@ def test_a_hog_of_memory_without_control_groups_harms_neither_worker_nor_databas
     for record in kept:
         assert scores[record["pid"]] > max(scores[backend], *(scores[w] for w in workers.values()))
     ended = done[hungry]
-    assert (ended["outcome"], ended["failure_code"]) == ("infra_failed", "sandbox.gone")
-    assert "memory" in ended["failure_detail"]
+    assert (ended["outcome"], ended["reward"]) == ("scored", -1.0)
+    assert (ended["stop_reason"], ended["restarts"]) == ("sandbox_limit", 0)
+    assert line.trajectory(hungry)["agent"]["over_limit"] == "memory"
     assert (done[calm]["outcome"], done[calm]["reward"]) == ("scored", 1.0)
     assert alive == (backend,)
     assert {name: processes.running[name].poll() for name in workers} == dict.fromkeys(workers)
     processes.kill("init")  # the next test finds one as the others are
+
+
+# In several files: one alone may be no larger than the disk.
+FILL = "for n in $(seq 20); do head -c 32M /dev/zero > /var/tmp/$n; done; sleep 60"
+
+
+@pytest.mark.parametrize(
+    ("agent", "turn"),
+    [("command_line", FILL), ("bash_block", f"Now.\n```bash\n{FILL}\n```")],
+)
+def test_a_policy_that_fills_its_disk_is_scored_at_its_first_try(
+    line: Line,
+    import_folder: ImportFolder,
+    environment: Callable[..., str],
+    tmp_path: Path,
+    agent: str,
+    turn: str,
+) -> None:
+    name = f"fill-{agent}"
+    ref = write_task(tmp_path, name)
+    environment(name, agent=agent, limits={"disk_bytes": 64 * 1024**2})
+    import_folder(name, tmp_path, name)
+    line.server.play({"marker": marker(name), "turns": [turn, "submit"]})
+    experiment = line.experiment(name, failure_reward=-1.0)
+
+    (rollout,) = line.wait_done(line.submit(experiment, [ref]), seconds=180)
+
+    assert (rollout["outcome"], rollout["reward"]) == ("scored", -1.0)
+    assert (rollout["stop_reason"], rollout["turns"], rollout["restarts"]) == (
+        "sandbox_limit",
+        1,
+        0,
+    )
+    assert "failed" not in [each["state"] for each in line.attempts(rollout["id"])]
+    trajectory = line.trajectory(rollout["id"])
+    assert trajectory["agent"]["over_limit"] == "disk"
+    (segment,) = trajectory["segments"]
+    assert sum(segment["response_mask"]) == rollout["sampled_tokens"] > 0
+
+
+def test_a_sandbox_that_ends_behind_the_agents_back_is_graded_as_it_was_left(
+    line: Line, import_folder: ImportFolder, environment: Callable[..., str], tmp_path: Path
+) -> None:
+    ref = write_task(
+        tmp_path,
+        "behind",
+        test="test -e /var/tmp/1 && cp /app/work /logs/verifier/reward.txt",
+    )
+    environment("behind", limits={"disk_bytes": 64 * 1024**2})
+    import_folder("behind", tmp_path, "behind")
+    turns = [
+        f"mkdir -p /app; echo 0.75 > /app/work; (sleep 1; {FILL}) > /dev/null 2>&1 &",
+        {"text": "submit", "delay_seconds": 10},
+    ]
+    line.server.play({"marker": marker("behind"), "turns": turns})
+    experiment = line.experiment("behind", failure_reward=-1.0)
+    instances = line.stack.var_dir / "node" / "instances"
+
+    rollouts = line.submit(experiment, [ref])
+    wait_until(lambda: list(instances.glob("*/ended.json")), "the end at the limit")
+    (rollout,) = line.wait_done(rollouts, seconds=180)
+
+    assert (rollout["stop_reason"], rollout["restarts"]) == ("finished", 0)
+    assert (rollout["outcome"], rollout["reward"]) == ("scored", 0.75)
 
 
 def test_nothing_is_left_after_every_worker_was_killed(

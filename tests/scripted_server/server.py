@@ -23,7 +23,9 @@ from tests.scripted_server.script import Line, parse_script
 
 MODEL_NAME = "scripted-not-a-model"
 CONTEXT_LENGTH = 32_768
-MODES = ("ok", "http500", "garbage", "hang", "mismatched", "nan", "overloaded", "disconnect")
+MODES = (
+    *("ok", "hold", "http500", "garbage", "hang", "mismatched", "nan", "overloaded", "disconnect"),
+)
 POLL_SECONDS = 0.05
 
 
@@ -159,6 +161,8 @@ class ScriptedServer:
             while exchange.connected() and not self._stopped.wait(POLL_SECONDS):
                 pass
             raise HangUpError
+        while self._mode == "hold" and exchange.connected() and not self._stopped.is_set():
+            self._stopped.wait(POLL_SECONDS)
         # Who asks for a stream gets the answer in one piece, as from any server without streams.
         request = parse_completion(
             exchange.json(), self._limits, self._folder.encode_with_control, streams=True

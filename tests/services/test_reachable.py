@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollouts.exceptions import InfraFault
-from rollouts.stages import network, running
+from rollouts.stages import inside, network, running
 from rollouts.stages.lease import Held
 from rollouts.stages.network import MODEL_PORT, reachable
 from rollouts.stages.running import carry_out_run
@@ -182,7 +182,7 @@ def test_a_run_that_cannot_begin_closes_what_was_served(
     assert claim is not None
     handle = node.start(SandboxSpec(name="r", image="base"), timeout_seconds=60)
     Sandbox.objects.filter(owner=claim.rollout_id).update(state="ready", handle=handle.as_dict())
-    monkeypatch.setattr(running, "node_runtime", lambda: node)
+    monkeypatch.setattr(inside, "node_runtime", lambda: node)
     monkeypatch.setattr(running, "load_renderer", lambda _name: SimpleNamespace(stop_token_ids=()))
     node.fail_next("open_shell", ShellFailed("no shell came up"))
 
