@@ -1,0 +1,1 @@
+"""The asynchronous client; `prorl_client._sync` is generated from it."""
