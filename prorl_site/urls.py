@@ -16,6 +16,7 @@ urlpatterns = [
     path("readyz", readyz, name="readyz"),
     path("metrics", metrics, name="metrics"),
     path("api/v1/", include("prorl_site.api.urls")),
+    path("", include("rollouts.api.reference.urls")),
     re_path(r"^api/", problems.unknown_address),
 ]
 

@@ -13,6 +13,9 @@ class RolloutsConfig(AppConfig):
         from django.conf import settings
 
         from rollouts import checks  # noqa: F401
+        from rollouts.api.reference import checks as surface_checks  # noqa: F401
+        from rollouts.filters.registry import FILTERS
         from rollouts.handlers.registry import HANDLERS
 
         HANDLERS.configure(settings.AGENT_HANDLERS)
+        FILTERS.configure(settings.GROUP_FILTERS)

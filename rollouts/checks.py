@@ -7,7 +7,11 @@ from celery.app.defaults import NAMESPACES, flatten
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from rollouts.filters.registry import FILTERS
 from rollouts.handlers.registry import HANDLERS
+
+
+CLIENT_VARIABLES = frozenset({"PRORL_URL", "PRORL_TOKEN", "PRORL_CONFIG", "PRORL_PROFILE"})
 
 
 @register()
@@ -60,7 +64,10 @@ def check_accounts(**_: Any) -> list[CheckMessage]:
 
 @register()
 def check_setting_names(**_: Any) -> list[CheckMessage]:
-    """Refuse PRORL_ variables that no setting reads: a typo would be silent."""
+    """Refuse PRORL_ variables that no setting reads: a typo would be silent.
+
+    What the trainers' client reads may stand beside them.
+    """
     return [
         Error(
             f"Unknown setting {name} in the environment or var/stack.env.",
@@ -68,6 +75,7 @@ def check_setting_names(**_: Any) -> list[CheckMessage]:
             id="rollouts.E003",
         )
         for name in settings.ENV.unknown("PRORL_")
+        if name not in CLIENT_VARIABLES
     ]
 
 
@@ -96,6 +104,19 @@ def check_agent_handlers(**_: Any) -> list[CheckMessage]:
             id="rollouts.W005",
         )
         for fault in HANDLERS.faults
+    ]
+
+
+@register()
+def check_group_filters(**_: Any) -> list[CheckMessage]:
+    """Tell which filters were left out; the others work."""
+    return [
+        Warning(
+            f"A group filter was left out: {fault}",
+            hint="See docs/selection.md; groups of experiments that name it are not asked about.",
+            id="rollouts.W008",
+        )
+        for fault in FILTERS.faults
     ]
 
 

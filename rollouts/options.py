@@ -30,7 +30,7 @@ class _Options:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InvalidValue(f"{name} must be a number, not {value!r}.")
-            if not math.isfinite(value) or not low <= value <= high:
+            if not abs(value) < math.inf or not low <= value <= high:
                 raise InvalidValue(f"{name} must be between {low:g} and {high:g}, not {value}.")
             if whole and int(value) != value:
                 raise InvalidValue(f"{name} must be a whole number, not {value}.")

@@ -1,6 +1,5 @@
 """Queries on the assembly line."""
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
@@ -8,6 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from rollouts.states import (
+    COMING,
     OPEN_UPDATE,
     AttemptState,
     BatchState,
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from rollouts.models import (  # noqa: F401
         Attempt,
         Batch,
+        EvaluationRun,
         Experiment,
         Group,
         InferenceServer,
         Policy,
         PolicyUpdate,
         Rollout,
+        Webhook,
         Worker,
     )
 
@@ -57,9 +59,13 @@ class GroupQuerySet(models.QuerySet["Group"]):
         """Keep what the caller may see."""
         return self.filter(_visible(user, token, "experiment__"))
 
+    def coming(self) -> "GroupQuerySet":
+        """Keep what a batch may still be made of, in start order; an index holds only these."""
+        return self.filter(state__in=COMING).order_by("-priority", "sequence")
+
     def leasable(self) -> "GroupQuerySet":
         """Keep finished groups that no batch holds, in start order."""
-        return self.filter(state=GroupState.READY).order_by("sequence")
+        return self.filter(state=GroupState.READY).order_by("-priority", "sequence")
 
 
 class RolloutQuerySet(models.QuerySet["Rollout"]):
@@ -109,9 +115,13 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         """Keep what the caller may see."""
         return self.filter(_visible(user, token, "experiment__"))
 
-    def expired(self, now: datetime) -> "BatchQuerySet":
-        """Keep leases that ran out."""
-        return self.filter(state=BatchState.LEASED, lease_expires_at__lte=now)
+    def held(self) -> "BatchQuerySet":
+        """Keep leases that hold, by the database's clock: web processes' clocks differ."""
+        return self.filter(state=BatchState.LEASED, lease_expires_at__gt=Now())
+
+    def expired(self) -> "BatchQuerySet":
+        """Keep leases that ran out and were not yet taken back, by the database's clock."""
+        return self.filter(state=BatchState.LEASED, lease_expires_at__lte=Now())
 
 
 class PolicyQuerySet(models.QuerySet["Policy"]):
@@ -157,3 +167,19 @@ class InferenceServerQuerySet(models.QuerySet["InferenceServer"]):
     def routable(self) -> "InferenceServerQuerySet":
         """Keep what may receive new work."""
         return self.filter(state=ServerState.ACTIVE)
+
+
+class EvaluationRunQuerySet(models.QuerySet["EvaluationRun"]):
+    """Adjectives of evaluation runs."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "EvaluationRunQuerySet":
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "experiment__"))
+
+
+class WebhookQuerySet(models.QuerySet["Webhook"]):
+    """Adjectives of webhooks."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "WebhookQuerySet":
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "experiment__"))

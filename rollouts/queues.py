@@ -22,6 +22,8 @@ SWEEP_TASK: Final = "rollouts.tasks.sweep_node"
 IMAGE_TASK: Final = "rollouts.tasks.image_build"
 DISPATCH_TASK: Final = "rollouts.tasks.control_dispatch"
 UPDATES_TASK: Final = "rollouts.tasks.control_policy_updates"
+FEED_TASK: Final = "rollouts.tasks.control_feed"
+GROUPS_TASK: Final = "rollouts.tasks.control_groups"
 
 
 def named_queue(name: str) -> Queue:

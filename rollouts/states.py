@@ -33,6 +33,7 @@ class StopReason(models.TextChoices):
     MALFORMED_ACTION = "malformed_action", "malformed_action"
     REPETITION = "repetition", "repetition"
     POLICY_LAG = "policy_lag", "policy_lag"
+    SANDBOX_LIMIT = "sandbox_limit", "sandbox_limit"
 
 
 class Event(models.TextChoices):
@@ -98,7 +99,12 @@ class GroupState(models.TextChoices):
     READY = "ready", "ready"
     LEASED = "leased", "leased"
     CONSUMED = "consumed", "consumed"
+    FILTERED = "filtered", "filtered"
     CANCELLED = "cancelled", "cancelled"
+
+
+# What a batch may still be made of, in the end.
+COMING = (GroupState.OPEN, GroupState.READY)
 
 
 class BatchState(models.TextChoices):
@@ -108,6 +114,7 @@ class BatchState(models.TextChoices):
     ACKNOWLEDGED = "acknowledged", "acknowledged"
     RETURNED = "returned", "returned"
     EXPIRED = "expired", "expired"
+    REWOUND = "rewound", "rewound"
 
 
 class ExperimentState(models.TextChoices):
@@ -116,6 +123,20 @@ class ExperimentState(models.TextChoices):
     ACTIVE = "active", "active"
     PAUSED = "paused", "paused"
     STOPPED = "stopped", "stopped"
+
+
+class Purpose(models.TextChoices):
+    """What an experiment's rollouts are for: evaluation goes before training."""
+
+    TRAINING = "training", "training"
+    EVALUATION = "evaluation", "evaluation"
+
+
+class Feed(models.TextChoices):
+    """Where an experiment's groups come from: the trainer posts them, or its task sets do."""
+
+    PUSH = "push", "push"
+    PULL = "pull", "pull"
 
 
 class ServerState(models.TextChoices):

@@ -9,10 +9,15 @@ from celery.worker import state
 
 from rollouts import queues
 from rollouts.services.dispatch import dispatch
+from rollouts.services.early_end import cancel_leftovers, end_early
+from rollouts.services.event_counts import tell_counts_soon
+from rollouts.services.feed import feed_all, feed_experiment
 from rollouts.services.image_builds import dispatch_image_builds
+from rollouts.services.policy_alarms import abandon_overdue_updates
 from rollouts.services.policy_updates import advance_updates
 from rollouts.services.reap import reap, request_sweeps
 from rollouts.services.servers import check_servers
+from rollouts.services.webhook_delivery import deliver_webhooks
 from rollouts.stages.database import database
 from sandboxes.services.image_claim import recover_builds
 from sandboxes.services.image_work import carry_out_build
@@ -77,6 +82,26 @@ def control_dispatch(**_: Any) -> None:
         logger.info("dispatched %d rollouts", started)
 
 
+@shared_task(name=queues.GROUPS_TASK)
+def control_groups(experiment_id: str, **_: Any) -> None:
+    """End what can no longer enter an experiment's batch, and what goes on in ended groups."""
+    with database():
+        end_early(experiment_id=UUID(experiment_id))
+        cancel_leftovers(experiment_id=UUID(experiment_id))
+
+
+@shared_task(name=queues.FEED_TASK)
+def control_feed(experiment_id: str | None = None, **_: Any) -> None:
+    """Feed one experiment that pulls, or all of them."""
+    with database():
+        if experiment_id is None:
+            started = feed_all()
+        else:
+            started = feed_experiment(experiment_id=UUID(experiment_id))
+    if started:
+        logger.info("fed %d groups", started)
+
+
 @shared_task(name="rollouts.tasks.control_reap")
 def control_reap(**_: Any) -> None:
     """Put right what dead workers and lost messages leave."""
@@ -97,7 +122,16 @@ def control_check_servers(**_: Any) -> None:
 def control_policy_updates(**_: Any) -> None:
     """Bring the updates of policies on."""
     with database():
+        abandon_overdue_updates()
         advance_updates()
+
+
+@shared_task(name="rollouts.tasks.control_webhooks")
+def control_webhooks(**_: Any) -> None:
+    """Send to webhooks what happened."""
+    with database():
+        tell_counts_soon()
+        deliver_webhooks()
 
 
 @shared_task(name="rollouts.tasks.control_sweep")

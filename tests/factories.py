@@ -318,6 +318,7 @@ def make_batch(*, groups: Sequence[Group], **columns: Any) -> Batch:
         **{
             "experiment": experiment,
             "owner": experiment.owner,
+            "number": experiment.batches.count() + 1,
             "state": BatchState.LEASED,
             "group_count": len(groups),
             "policy_version": 3,

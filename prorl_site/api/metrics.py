@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from prorl_site.api.experiment_metrics import ExperimentCollector
 from rollouts.inference.exceptions import RouterUnavailable
 from rollouts.stages import process
 from sandboxes.models import Node, Sandbox
@@ -92,6 +93,7 @@ class MetricsView(APIView):
         registry = CollectorRegistry(auto_describe=False)
         registry.register(SandboxCollector())
         registry.register(RoutingCollector())
+        registry.register(ExperimentCollector(process.router()))
         return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 

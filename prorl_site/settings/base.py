@@ -164,6 +164,8 @@ CELERY_BEAT_SCHEDULE = {
     "policy-updates": _every(
         ENV.seconds("PRORL_POLICY_UPDATE_SECONDS", 2, minimum=0.2), "control_policy_updates"
     ),
+    "feed": _every(ENV.seconds("PRORL_FEED_SECONDS", 1, minimum=0.2), "control_feed"),
+    "webhooks": _every(ENV.seconds("PRORL_WEBHOOKS_SECONDS", 2, minimum=0.2), "control_webhooks"),
 }
 
 # 6. Node and sandboxes --------------------------------------------------------------------------
@@ -236,11 +238,15 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "ENUM_NAME_OVERRIDES": {
+        "TrainingModeEnum": "rollouts.modes.MODES",
+    }
+    | {
         f"{name}Enum": f"{module}.states.{name}"
         for module, names in {
             "rollouts": [
                 *("AttemptState", "BatchState", "ExperimentState", "GroupState"),
-                *("Outcome", "RolloutState", "ServerState", "Stage", "StopReason"),
+                *("Outcome", "Purpose", "RolloutState", "ServerState", "Stage", "StopReason"),
+                "UpdateMode",
             ],
             "sandboxes": [
                 *("ImageBuildKind", "ImageBuildState", "ImageReuse", "ImageState"),
@@ -317,12 +323,29 @@ TOOL_RECORDINGS = ENV.text("PRORL_TOOL_RECORDINGS", str(VAR_DIR / "recordings"))
 # Policy updates ----------------------------------------------------------------------------------
 POLICY_CONTROL = ENV.boolean("PRORL_POLICY_CONTROL", False)
 POLICY_GATE_LEASE_SECONDS = ENV.seconds("PRORL_POLICY_GATE_LEASE_SECONDS", 15, minimum=0.5)
+POLICY_UPDATE_LIMIT_SECONDS = ENV.seconds("PRORL_POLICY_UPDATE_LIMIT_SECONDS", 3600, minimum=1)
 
 # Agents ------------------------------------------------------------------------------------------
 AGENT_HANDLERS = ENV.words("PRORL_AGENT_HANDLERS")
+
+# Groups ------------------------------------------------------------------------------------------
+GROUP_FILTERS = ENV.words("PRORL_GROUP_FILTERS")
 
 # Chat servers ------------------------------------------------------------------------------------
 # Patterns of the hosts that trainers may name as inference servers; empty: any.
 INFERENCE_HOSTS = ENV.words("PRORL_INFERENCE_HOSTS")
 OPENAI_API_KEY = ENV.text("PRORL_OPENAI_API_KEY", "")
 OPENAI_HOSTS = ENV.words("PRORL_OPENAI_HOSTS", "api.openai.com")
+
+# Events and webhooks -----------------------------------------------------------------------------
+EVENTS_KEPT = ENV.integer("PRORL_EVENTS_KEPT", 10_000, minimum=100)
+EVENTS_LISTENERS = ENV.integer("PRORL_EVENTS_LISTENERS", 500, minimum=1)
+EVENTS_PING_SECONDS = ENV.seconds("PRORL_EVENTS_PING_SECONDS", 15, minimum=0.1)
+# Patterns of private hosts that webhooks may name; public addresses need no pattern.
+WEBHOOK_HOSTS = ENV.words("PRORL_WEBHOOK_HOSTS")
+WEBHOOK_SECONDS = ENV.seconds("PRORL_WEBHOOK_SECONDS", 10, minimum=0.1)
+WEBHOOK_GIVE_UP_DAYS = ENV.seconds("PRORL_WEBHOOK_GIVE_UP_DAYS", 5, minimum=0.01)
+
+# The reference system's surface -------------------------------------------------------------------
+# TOML or JSON file that maps its requests onto policies and environments; empty: not served.
+REFERENCE_SURFACE = ENV.text("PRORL_REFERENCE_SURFACE", "")

@@ -6,12 +6,14 @@ from rollouts.admin import (
     batches,
     environments,
     experiments,
+    feed,
     policies,
     rollouts,
     snapshots,
     tasks,
     tokens,
     trajectories,
+    webhooks,
     workers,
 )
 from sandboxes.admin.sandboxes import SandboxAdmin
@@ -20,12 +22,14 @@ __all__ = [
     "batches",
     "environments",
     "experiments",
+    "feed",
     "policies",
     "rollouts",
     "snapshots",
     "tasks",
     "tokens",
     "trajectories",
+    "webhooks",
     "workers",
 ]
 

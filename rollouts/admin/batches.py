@@ -16,6 +16,7 @@ class GroupInline(ReadOnlyInline):
     """Show the groups of a batch."""
 
     model = Group
+    fk_name = "batch"
     fields = ["sequence", "task", "state", "done_count", "size", "ready_at"]
     ordering = ["sequence"]
 
@@ -31,10 +32,12 @@ class BatchAdmin(ReadOnlyAdmin):
     list_display = [
         "id",
         "experiment",
+        "number",
         "owner",
         "state",
         "group_count",
         "policy_version",
+        "max_lag",
         "lease_expires_at",
         "created_at",
         "closed_at",
@@ -46,10 +49,13 @@ class BatchAdmin(ReadOnlyAdmin):
     fields = [
         "id",
         "experiment",
+        "number",
+        "repeats",
         "owner",
         "state",
         "group_count",
         "policy_version",
+        "max_lag",
         "lease_expires_at",
         "created_at",
         "closed_at",

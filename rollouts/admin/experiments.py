@@ -1,5 +1,6 @@
 """Admin of experiments and groups."""
 
+import json
 from typing import Any
 
 from django import forms
@@ -11,10 +12,17 @@ from django.utils.html import format_html_join
 
 from rollouts.admin.actions import act
 from rollouts.exceptions import InvalidValue, StateConflict
+from rollouts.feed_options import FeedSettings
 from rollouts.models import Batch, Experiment, Group, Rollout
 from rollouts.options import Budgets, Sampling
+from rollouts.selection_options import CANCEL, Selection, parse_filters
 from rollouts.services.cancel import cancel_group, stop_experiment
-from rollouts.services.submit import create_experiment, set_experiment_state, update_experiment
+from rollouts.services.experiments import (
+    check_settings,
+    create_experiment,
+    set_experiment_state,
+    update_experiment,
+)
 from rollouts.states import ExperimentState, RolloutState
 from sandboxes.admin.base import BaseAdmin, ReadOnlyAdmin, ReadOnlyInline, list_link
 
@@ -29,15 +37,23 @@ SAVED = (
     "share",
     "max_attempts",
     "failure_reward",
+    "max_policy_lag",
+    "on_policy_lag",
+    "feed_settings",
+    "filters",
+    "selection",
 )
+FEED_STATE = ("feed_epoch", "feed_position", "feed_detail")
+# A feed cannot be exchanged: what was pulled has its place in it.
+CREATED = (*SAVED, "feed")
 
 
 class ExperimentForm(forms.ModelForm):  # type: ignore[type-arg]
-    """Check sampling parameters and budgets; what is left out gets its default."""
+    """Check each setting by its own parser; what is left out gets its default."""
 
     class Meta:
         model = Experiment
-        fields = (*SAVED, "task_sets")
+        fields = (*CREATED, "task_sets")
 
     def clean_sampling(self) -> dict[str, Any]:
         """Return all sampling parameters."""
@@ -47,12 +63,50 @@ class ExperimentForm(forms.ModelForm):  # type: ignore[type-arg]
         """Return all budgets."""
         return self._parsed(Budgets, "budgets")
 
-    def _parsed(self, options: type[Sampling | Budgets], name: str) -> dict[str, Any]:
-        value = self.cleaned_data[name]
+    def clean_feed_settings(self) -> dict[str, Any]:
+        """Return all settings of the feed."""
+        return self._parsed(FeedSettings, "feed_settings")
+
+    def clean_selection(self) -> dict[str, Any]:
+        """Return all settings of the selection."""
+        return self._parsed(Selection, "selection")
+
+    def clean_filters(self) -> list[dict[str, Any]]:
+        """Return the rules."""
+        value = self.cleaned_data["filters"]
         try:
-            return options.parse({} if value is None else value).as_dict()
+            return parse_filters([] if value is None else value)
         except InvalidValue as error:
             raise ValidationError(str(error)) from error
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse what the settings say together; at lag 0 the selection's default is to cancel."""
+        values: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.errors:
+            return values
+        given = json.loads(self.data.get("selection") or "{}")
+        if values["max_policy_lag"] == 0 and "unfinished" not in given:
+            values["selection"]["unfinished"] = CANCEL
+        try:
+            check_settings(
+                feed=values.get("feed") or self.instance.feed,
+                feed_settings=values["feed_settings"],
+                task_sets=list(values["task_sets"]),
+                group_size=values["group_size"],
+                max_policy_lag=values["max_policy_lag"],
+                selection=values["selection"],
+            )
+        except InvalidValue as error:
+            raise ValidationError(str(error)) from error
+        return values
+
+    def _parsed(self, options: Any, name: str) -> dict[str, Any]:
+        value = self.cleaned_data[name]
+        try:
+            parsed: dict[str, Any] = options.parse({} if value is None else value).as_dict()
+        except InvalidValue as error:
+            raise ValidationError(str(error)) from error
+        return parsed
 
 
 @admin.register(Experiment)
@@ -60,20 +114,35 @@ class ExperimentAdmin(BaseAdmin):
     """Edit, pause, resume and stop experiments."""
 
     form = ExperimentForm
-    list_display = ["name", "state", "owner", "policy", "shown", "priority", "share", "created_at"]
+    list_display = [
+        *("name", "state", "owner", "policy", "purpose", "feed", "feed_detail", "shown"),
+        *("priority", "share", "created_at"),
+    ]
     list_select_related = ["owner", "policy"]
-    list_filter = ["state", "policy", "created_at"]
+    list_filter = ["state", "purpose", "feed", "policy", "created_at"]
     search_fields = ["name"]
     search_prefixes = ("name",)
     autocomplete_fields = ["owner", "policy", "task_sets"]
-    readonly_fields = ["id", "state", "progress", "shown", "created_at"]
     fieldsets = [
         (None, {"fields": ["name", "owner", "policy", "task_sets"]}),
-        ("How it stands", {"fields": ["id", "state", "progress", "shown", "created_at"]}),
+        (
+            "How it stands",
+            {"fields": ["id", "state", "purpose", "progress", *FEED_STATE, "shown", "created_at"]},
+        ),
         ("Sampling", {"fields": ["group_size", "sampling", "budgets"]}),
+        ("Feed", {"fields": ["feed", "feed_settings"]}),
+        (
+            "What reaches the trainer",
+            {"fields": ["filters", "selection", "max_policy_lag", "on_policy_lag"]},
+        ),
         ("Scheduling", {"fields": ["priority", "share", "max_attempts", "failure_reward"]}),
     ]
     actions = ["pause", "resume", "stop"]
+
+    def fixed_fields(self, obj: Any) -> list[str]:
+        """Keep what workers write, and how an experiment that exists is fed."""
+        fixed = ["id", "state", "purpose", "progress", *FEED_STATE, "shown", "created_at"]
+        return fixed if obj is None else [*fixed, "feed"]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse once something was submitted: rollouts by the million would go with it."""
@@ -103,10 +172,16 @@ class ExperimentAdmin(BaseAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Create or change through the services; the task sets follow with the relations."""
         if change:
-            changed = {name: getattr(obj, name) for name in form.changed_data if name in SAVED}
+            changed: dict[str, Any] = {
+                name: getattr(obj, name) for name in form.changed_data if name in SAVED
+            }
+            if "task_sets" in form.changed_data:
+                changed["task_sets"] = list(form.cleaned_data["task_sets"])
             update_experiment(experiment_id=obj.pk, **changed)
             return
-        created = create_experiment(**{name: getattr(obj, name) for name in SAVED})
+        sets = list(form.cleaned_data["task_sets"])
+        values = {name: getattr(obj, name) for name in CREATED}
+        created = create_experiment(**values, task_sets=sets)
         obj.pk, obj.created_at = created.pk, created.created_at
         obj._state.adding = False
 
@@ -150,7 +225,17 @@ class RolloutInline(ReadOnlyInline):
 class GroupAdmin(ReadOnlyAdmin):
     """Show groups; cancel what is unfinished in them."""
 
-    list_display = ["id", "sequence", "experiment", "task", "state", "done_count", "size", "batch"]
+    list_display = [
+        "id",
+        "sequence",
+        "experiment",
+        "task",
+        "state",
+        "filter_rule",
+        "done_count",
+        "size",
+        "batch",
+    ]
     list_select_related = ["experiment", "task", "batch"]
     list_filter = ["state"]
     search_fields = ["id"]
@@ -168,7 +253,17 @@ class GroupAdmin(ReadOnlyAdmin):
         "priority",
         "metadata",
         "batch",
+        "last_batch",
+        "filter_rule",
+        "filter_detail",
+        "replacements",
+        "oldest_version",
+        "newest_version",
+        "epoch",
+        "position",
         "created_at",
+        "started_at",
+        "deadline_at",
         "ready_at",
     ]
     inlines = [RolloutInline]

@@ -13,6 +13,7 @@ from rollouts.exceptions import InvalidValue
 from rollouts.inference.adapters import default_adapters
 from rollouts.models import InferenceServer, Policy, PolicyUpdate
 from rollouts.services.policies import is_used
+from rollouts.services.policy_alarms import alarm_of, alarm_of_policy, last_updates
 from rollouts.services.policy_updates import (
     abandon_update,
     begin_update,
@@ -50,11 +51,16 @@ class PolicyUpdateAdmin(ReadOnlyAdmin):
     search_fields = ["id"]
     fields = (
         *("id", "policy", "number", "from_version", "to_version", "mode", "control", "state"),
-        *("detail", "under_way", "servers", "requested_by"),
+        *("alarm", "detail", "under_way", "servers", "requested_by"),
         *("created_at", "paused_at", "ready_at", "ended_at", "released_at"),
     )
     readonly_fields = fields
     actions = ["complete", "abandon"]
+
+    @admin.display(description="alarm", empty_value="none")
+    def alarm(self, update: PolicyUpdate) -> str:
+        """Return whether it is about to time out, or did."""
+        return alarm_of(update)
 
     @admin.display(description="under way")
     def under_way(self, update: PolicyUpdate) -> str:
@@ -91,14 +97,27 @@ class PolicyUpdateAdmin(ReadOnlyAdmin):
 class PolicyAdmin(BaseAdmin):
     """Edit policies, begin their updates; the trainer raises the version."""
 
-    list_display = ["name", "owner", "model", "version", "context_tokens", "created_at"]
+    list_display = ["name", "owner", "model", "version", "alarm", "context_tokens", "created_at"]
     list_select_related = ["owner"]
     search_fields = ["name"]
     search_prefixes = ("name",)
     autocomplete_fields = ["owner"]
-    fields = ["name", "owner", "model", "tokenizer", "context_tokens", "version", "created_at"]
+    fields = [
+        *("name", "owner", "model", "tokenizer", "context_tokens", "version", "alarm"),
+        "created_at",
+    ]
     inlines = [ServerInline, UpdateInline]
     actions = ["begin_drain_calls", "begin_drain_rollouts", "begin_abort"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Policy]:
+        """Read the last update of each along."""
+        rows: QuerySet[Policy] = super().get_queryset(request).prefetch_related(last_updates())
+        return rows
+
+    @admin.display(description="alarm", empty_value="none")
+    def alarm(self, policy: Policy) -> str:
+        """Return what is wrong with its last update."""
+        return alarm_of_policy(policy)
 
     def fixed_fields(self, obj: Any) -> list[str]:
         """Keep the version of a policy that exists: a trainer may raise it meanwhile.
@@ -106,8 +125,14 @@ class PolicyAdmin(BaseAdmin):
         While rollouts sample from it, model and tokenizer stay too: their ids are of these.
         """
         if obj is None:
-            return ["created_at"]
-        return ["created_at", "name", "version", *(["model", "tokenizer"] if is_used(obj) else [])]
+            return ["created_at", "alarm"]
+        return [
+            "created_at",
+            "alarm",
+            "name",
+            "version",
+            *(["model", "tokenizer"] if is_used(obj) else []),
+        ]
 
     @admin.action(
         description="Begin an update to the next version: let generations end",

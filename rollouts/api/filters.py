@@ -27,13 +27,14 @@ class ExperimentFilter(filters.FilterSet):
 
 
 class GroupFilter(filters.FilterSet):
-    """Groups by experiment, state, task and batch."""
+    """Groups by experiment, state, task and batch, and by the rule that filtered them."""
 
     experiment = filters.UUIDFilter(field_name="experiment_id")
     state = filters.MultipleChoiceFilter(choices=GroupState.choices)
     task = filters.UUIDFilter(field_name="task_id")
     task_ref = filters.CharFilter(field_name="task__ref")
     batch = filters.UUIDFilter(field_name="batch_id")
+    rule = filters.CharFilter(field_name="filter_rule")
 
     class Meta:
         model = Group

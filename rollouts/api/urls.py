@@ -6,16 +6,25 @@ from django.urls import path
 from rest_framework.routers import SimpleRouter
 
 from rollouts.api.views.batches import BatchViewSet, ExperimentBatchViewSet
+from rollouts.api.views.evaluations import EvaluationViewSet
+from rollouts.api.views.events import ExperimentEventsView, listened
 from rollouts.api.views.experiments import ExperimentViewSet
 from rollouts.api.views.groups import ExperimentGroupViewSet, GroupViewSet
+from rollouts.api.views.metrics import ExperimentMetricsView
 from rollouts.api.views.policies import PolicyUpdateViewSet, PolicyViewSet, ServerViewSet
 from rollouts.api.views.rollouts import RolloutViewSet
 from rollouts.api.views.snapshots import RolloutSnapshotViewSet, SnapshotViewSet
 from rollouts.api.views.tasks import TaskSetViewSet, TaskViewSet
+from rollouts.api.views.webhooks import (
+    DeliveryViewSet,
+    ExperimentWebhookViewSet,
+    WebhookViewSet,
+)
 from rollouts.api.waiting import long_polled
 
 router = SimpleRouter(use_regex_path=False)
 router.register("experiments", ExperimentViewSet)
+router.register("evaluations", EvaluationViewSet)
 router.register("groups", GroupViewSet)
 router.register("batches", BatchViewSet)
 router.register("rollouts", RolloutViewSet)
@@ -23,6 +32,7 @@ router.register("policies", PolicyViewSet)
 router.register("inference-servers", ServerViewSet)
 router.register("task-sets", TaskSetViewSet)
 router.register("snapshots", SnapshotViewSet)
+router.register("webhooks", WebhookViewSet)
 
 _LIST_AND_CREATE: Any = {"get": "list", "post": "create"}
 
@@ -34,9 +44,39 @@ urlpatterns = [
         name="experiment-groups",
     ),
     path(
+        "experiments/<uuid:experiment_id>/groups/counts/",
+        ExperimentGroupViewSet.as_view({"get": "counts"}),
+        name="experiment-group-counts",
+    ),
+    path(
         "experiments/<uuid:experiment_id>/batches/",
         long_polled(ExperimentBatchViewSet.as_view(_LIST_AND_CREATE)),
         name="experiment-batches",
+    ),
+    path(
+        "experiments/<uuid:experiment_id>/events/",
+        listened(ExperimentEventsView.as_view()),
+        name="experiment-events",
+    ),
+    path(
+        "experiments/<uuid:experiment_id>/metrics/",
+        ExperimentMetricsView.as_view(),
+        name="experiment-metrics",
+    ),
+    path(
+        "experiments/<uuid:experiment_id>/webhooks/",
+        ExperimentWebhookViewSet.as_view(_LIST_AND_CREATE),
+        name="experiment-webhooks",
+    ),
+    path(
+        "webhooks/<uuid:webhook_id>/deliveries/",
+        DeliveryViewSet.as_view({"get": "list"}),
+        name="webhook-deliveries",
+    ),
+    path(
+        "webhooks/<uuid:webhook_id>/deliveries/<uuid:delivery_id>/redeliver/",
+        DeliveryViewSet.as_view({"post": "redeliver"}),
+        name="webhook-redeliver",
     ),
     path(
         "policies/<uuid:policy_id>/updates/",

@@ -15,7 +15,7 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.response import Response
 
 from rollouts.api.connections import let_go_of_connection
-from rollouts.models import Group
+from rollouts.services.batch_choice import Wish, worth_trying
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
@@ -26,10 +26,10 @@ View = Callable[..., HttpResponseBase]
 class NotEnoughYet(Response):
     """204: fewer finished groups than asked for; says what to wait for."""
 
-    def __init__(self, *, experiment_id: UUID, groups: int, wait_seconds: float) -> None:
+    def __init__(self, *, experiment_id: UUID, wish: Wish, wait_seconds: float) -> None:
         super().__init__(status=204)
         self.experiment_id = experiment_id
-        self.groups = groups
+        self.wish = wish
         self.wait_seconds = wait_seconds
 
 
@@ -51,7 +51,8 @@ def long_polled(view: View) -> Callable[..., Coroutine[Any, Any, HttpResponseBas
         while (left := started + wait - monotonic()) > 0:
             await sleep(min(pause, left))
             pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
-            if not await _in_thread(_enough, response.experiment_id, response.groups):
+            asked = {"experiment_id": response.experiment_id, "wish": response.wish}
+            if not await _in_thread(worth_trying, **asked):
                 continue
             response = await _in_thread(_once, view, request, *args, **kwargs)
             if not isinstance(response, NotEnoughYet):
@@ -78,8 +79,3 @@ def _once(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpRe
     if isinstance(response, Response) and not response.is_rendered:
         response.render()
     return response
-
-
-def _enough(experiment_id: UUID, groups: int) -> bool:
-    ready = Group.objects.filter(experiment_id=experiment_id).leasable()
-    return ready[:groups].count() >= groups

@@ -18,9 +18,20 @@ class Batch(models.Model):
         "rollouts.Experiment", on_delete=models.CASCADE, related_name="batches"
     )
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    number = models.PositiveBigIntegerField(help_text="From 1, per experiment.")
+    repeats = models.ForeignKey(
+        "self",
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The batch that was given back before, with the same groups.",
+    )
     state = models.CharField(max_length=16, choices=BatchState.choices, default=BatchState.LEASED)
     group_count = models.PositiveIntegerField()
     policy_version = models.PositiveBigIntegerField(help_text="The policy's version at the lease.")
+    max_lag = models.PositiveBigIntegerField(
+        null=True, help_text="The largest policy lag of its groups at the lease."
+    )
     lease_expires_at = models.DateTimeField()
     created_at = models.DateTimeField(auto_now_add=True)
     closed_at = models.DateTimeField(null=True)
@@ -38,6 +49,7 @@ class Batch(models.Model):
             ),
         ]
         constraints = [
+            models.UniqueConstraint(fields=["experiment", "number"], name="batch_number_unique"),
             models.CheckConstraint(
                 name="batch_closed_at_iff_closed",
                 condition=Q(state=BatchState.LEASED, closed_at__isnull=True)

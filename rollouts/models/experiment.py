@@ -11,7 +11,7 @@ from rollouts.models.batch import Batch
 from rollouts.models.policy import Policy
 from rollouts.models.task import Task, TaskSet
 from rollouts.querysets import ExperimentQuerySet, GroupQuerySet
-from rollouts.states import ExperimentState, GroupState, LagAction
+from rollouts.states import COMING, ExperimentState, Feed, GroupState, LagAction, Purpose
 from sandboxes.models import Environment, Snapshot
 
 MAX_SAMPLES = 1024
@@ -60,6 +60,39 @@ class Experiment(models.Model):
         help_text="What becomes of a rollout that would go beyond it: cut ends and scores it, "
         "drop cancels it, keep lets it go on.",
     )
+    purpose = models.CharField(
+        max_length=16, choices=Purpose.choices, default=Purpose.TRAINING, db_default="training"
+    )
+    feed = models.CharField(
+        max_length=8,
+        choices=Feed.choices,
+        default=Feed.PUSH,
+        db_default="push",
+        help_text="push: the trainer posts groups; pull: they are drawn from the task sets.",
+    )
+    feed_settings = models.JSONField(default=dict, blank=True, db_default={})
+    filters = models.JSONField(
+        default=list,
+        blank=True,
+        db_default=[],
+        help_text="Rules that keep groups from the trainer, in order.",
+    )
+    selection = models.JSONField(default=dict, blank=True, db_default={})
+    feed_epoch = models.PositiveIntegerField(default=0, db_default=0, editable=False)
+    feed_position = models.PositiveBigIntegerField(
+        default=0, db_default=0, editable=False, help_text="Next place in the epoch's plan."
+    )
+    feed_detail = models.CharField(
+        max_length=300,
+        default="",
+        db_default="",
+        editable=False,
+        help_text="What feeding does or waits for, in words.",
+    )
+    demand_version = models.PositiveBigIntegerField(
+        null=True, editable=False, help_text="The policy's version when a batch was last asked for."
+    )
+    demand_at = models.DateTimeField(null=True, editable=False)
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
 
     objects = ExperimentQuerySet.as_manager()
@@ -96,6 +129,26 @@ class Group(models.Model):
         help_text="The rollouts start from this state of another one's sandbox, on its node.",
     )
     batch = models.ForeignKey(Batch, null=True, on_delete=models.SET_NULL, related_name="groups")
+    last_batch = models.ForeignKey(
+        Batch,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The batch that it was given back from, to be leased again as it was.",
+    )
+    filter_rule = models.CharField(max_length=64, default="", db_default="", blank=True)
+    filter_detail = models.TextField(default="", db_default="", blank=True)
+    epoch = models.PositiveIntegerField(null=True, help_text="Where it came from in the feed.")
+    position = models.PositiveBigIntegerField(null=True)
+    replacements = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="Failed samples that were sampled anew."
+    )
+    started_at = models.DateTimeField(null=True, help_text="When its first rollout was started.")
+    deadline_at = models.DateTimeField(null=True)
+    oldest_version = models.PositiveBigIntegerField(
+        null=True, help_text="The oldest policy version of its sampled tokens."
+    )
+    newest_version = models.PositiveBigIntegerField(null=True)
     created_at = models.DateTimeField(auto_now_add=True)
     ready_at = models.DateTimeField(null=True)
 
@@ -105,6 +158,16 @@ class Group(models.Model):
         ordering = ["sequence"]
         indexes = [
             models.Index(fields=["experiment", "state", "sequence"], name="group_lease_order"),
+            models.Index(
+                fields=["experiment", "-priority", "sequence"],
+                name="group_coming",
+                condition=Q(state__in=COMING),
+            ),
+            models.Index(
+                fields=["deadline_at"],
+                name="group_deadline",
+                condition=Q(state=GroupState.OPEN, deadline_at__isnull=False),
+            ),
         ]
         constraints = [
             models.CheckConstraint(
@@ -114,7 +177,7 @@ class Group(models.Model):
                 name="group_batch_iff_leased",
                 condition=Q(state__in=[GroupState.LEASED, GroupState.CONSUMED], batch__isnull=False)
                 | Q(
-                    state__in=[GroupState.OPEN, GroupState.READY, GroupState.CANCELLED],
+                    state__in=[*COMING, GroupState.FILTERED, GroupState.CANCELLED],
                     batch__isnull=True,
                 ),
             ),

@@ -47,6 +47,11 @@ class Rollout(models.Model):
         null=True, help_text="An operator's retry: tries before it count no longer."
     )
     restarts = models.PositiveIntegerField(default=0)
+    replaced = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="It failed, and another sample of its group was started in its place.",
+    )
     turns = models.PositiveIntegerField(default=0)
     sampled_tokens = models.PositiveIntegerField(default=0)
     tool_calls = models.PositiveIntegerField(default=0)

@@ -15,6 +15,13 @@ class Trajectory(models.Model):
     path = models.CharField(max_length=300, help_text="Name in the trajectory storage.")
     size_bytes = models.PositiveBigIntegerField()
     sha256 = models.CharField(max_length=64)
+    arrow_path = models.CharField(
+        max_length=300,
+        default="",
+        db_default="",
+        help_text="Name of its segments' Arrow record batch; empty: written before there were any.",
+    )
+    arrow_bytes = models.PositiveBigIntegerField(default=0, db_default=0)
     segments = models.PositiveIntegerField()
     prompt_tokens = models.PositiveIntegerField()
     response_tokens = models.PositiveIntegerField()

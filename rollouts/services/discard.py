@@ -10,9 +10,9 @@ from rollouts.storage import trajectory_storage
 
 
 def forget_trajectory(*, rollout_id: UUID) -> None:
-    """Delete a rollout's trajectory row, and its file once the transaction has committed."""
-    for path in list(
-        Trajectory.objects.filter(rollout_id=rollout_id).values_list("path", flat=True)
-    ):
-        transaction.on_commit(partial(trajectory_storage().delete, path), robust=True)
+    """Delete a rollout's trajectory row, and its files once the transaction has committed."""
+    stored = Trajectory.objects.filter(rollout_id=rollout_id)
+    for paths in list(stored.values_list("path", "arrow_path")):
+        for path in filter(None, paths):
+            transaction.on_commit(partial(trajectory_storage().delete, path), robust=True)
     Trajectory.objects.filter(rollout_id=rollout_id).delete()

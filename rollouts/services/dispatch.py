@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from rollouts.models import Attempt, Rollout, Worker
 from rollouts.services.attempts import open_attempt
+from rollouts.services.deadlines import mark_started
 from rollouts.services.end import end_rollout
 from rollouts.states import AttemptState, Event, Outcome, RolloutState, Stage, target
 from rollouts.text import clean_text
@@ -26,9 +27,10 @@ BREAKER_WINDOW = 1000
 
 logger = logging.getLogger(__name__)
 
-# Per active experiment the first queued rollouts by index, then all of them by priority and by
-# (what the experiment has running + its place in line) / share: weighted fair sharing. What waits
-# for a snapshot's node without a free slot is left out: however much it is, the rest goes on.
+# Per active experiment the first queued rollouts by index, then all of them: evaluation before
+# training, then by priority and by (what the experiment has running + its place in line) / share:
+# weighted fair sharing. What waits for a snapshot's node without a free slot is left out: however
+# much it is, the rest goes on.
 _CANDIDATES = """
 SELECT line.id
 FROM rollouts_experiment AS experiment
@@ -57,8 +59,8 @@ WHERE experiment.state = 'active'
         AND policy_update.mode = 'drain-rollouts'
         AND policy_update.state IN ('quiescing', 'ready')
   )
-ORDER BY line.priority DESC, (load.running + line.place)::float / experiment.share,
-         line.sequence, line.sample
+ORDER BY experiment.purpose = 'evaluation' DESC, line.priority DESC,
+         (load.running + line.place)::float / experiment.share, line.sequence, line.sample
 LIMIT %(limit)s
 """
 
@@ -69,7 +71,7 @@ def dispatch() -> int:
     Holds a transaction-level advisory lock: a second dispatcher at the same time does nothing.
     """
     now = timezone.now()
-    started = 0
+    started: list[UUID] = []  # the group of each
     with transaction.atomic():
         if not _only_dispatcher():
             return 0
@@ -80,7 +82,7 @@ def dispatch() -> int:
         taken = list(_take(2 * free, sandbox=True, now=now, nodes=ready))
         failed_on = _nodes_that_failed(taken)
         for rollout in taken:
-            if free == started:
+            if free == len(started):
                 break
             # What starts from a snapshot goes where the snapshot is.
             snapshot = rollout.group.snapshot
@@ -89,10 +91,13 @@ def dispatch() -> int:
             if node is None:
                 continue
             slots[node] -= 1
-            started += _start_safely(rollout, node)
+            if _start_safely(rollout, node):
+                started.append(rollout.group_id)
         for rollout in _take(_free_places(), sandbox=False, now=now):
-            started += _start_safely(rollout, None)
-    return started
+            if _start_safely(rollout, None):
+                started.append(rollout.group_id)
+        mark_started(groups=set(started))
+    return len(started)
 
 
 def _choose(slots: dict[Node, int], failed: set[UUID]) -> Node | None:

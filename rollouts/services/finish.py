@@ -32,6 +32,8 @@ class StoredTrajectory:
     trainable: bool
     first_policy_version: int | None
     last_policy_version: int | None
+    arrow_path: str = ""
+    arrow_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

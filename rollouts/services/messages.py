@@ -183,3 +183,14 @@ def publish_dispatch() -> None:
 def publish_policy_updates() -> None:
     """Ask for the updates of policies to be brought on, once the transaction has committed."""
     _publish(Message(queues.UPDATES_TASK, (), queues.CONTROL, None, HINT_SECONDS))
+
+
+def publish_group_round(*, experiment_id: UUID) -> None:
+    """Ask for an experiment's groups to be tended soon, once the transaction has committed."""
+    args = (str(experiment_id),)
+    _publish(Message(queues.GROUPS_TASK, args, queues.CONTROL, None, HINT_SECONDS))
+
+
+def publish_feed(*, experiment_id: UUID) -> None:
+    """Ask for an experiment to be fed soon, once the transaction has committed."""
+    _publish(Message(queues.FEED_TASK, (str(experiment_id),), queues.CONTROL, None, HINT_SECONDS))

@@ -8,7 +8,9 @@ from django.db.models import F
 
 from rollouts.exceptions import StateConflict
 from rollouts.models import Policy, Rollout
-from rollouts.states import OPEN_UPDATE, ServerState
+from rollouts.services.events import emit_policy_version
+from rollouts.services.pacing import publish_feeds
+from rollouts.states import OPEN_UPDATE, ExperimentState, ServerState
 
 
 def create_policy(*, name: str, **values: Any) -> Policy:
@@ -35,6 +37,8 @@ def update_policy(*, policy_id: UUID, **changes: Any) -> Policy:
                     changes["weights_epoch"] = F("weights_epoch") + 1
                     # What servers told until now is of the old weights: the next check asks anew.
                     policy.servers.update(told_version=None)
+                    emit_policy_version(policy_id, changes["version"])
+                    publish_feeds(policy_id=policy_id)
                 Policy.objects.filter(pk=policy_id).update(**changes)
     except IntegrityError:
         raise _taken(str(changes.get("name"))) from None
@@ -47,6 +51,14 @@ def _check_changes(policy_id: UUID, changes: dict[str, Any]) -> Policy:
     if version != policy.version and policy.updates.filter(state__in=OPEN_UPDATE).exists():
         raise StateConflict(
             "An update of the policy is open: complete or abandon it.", code="policy.update_open"
+        )
+    lowered = version < policy.version
+    if lowered and policy.experiments.exclude(state=ExperimentState.STOPPED).exists():
+        raise StateConflict(
+            f"The policy is at version {policy.version} and experiments sample from it. A trainer "
+            "that restarted from an older checkpoint rewinds its experiment: POST "
+            "experiments/{id}/rewind/.",
+            code="policy.version_not_newer",
         )
     _check_unused(policy, changes)
     turns = "tokenizer" in changes and (not changes["tokenizer"]) != policy.is_text_only

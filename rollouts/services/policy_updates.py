@@ -26,11 +26,13 @@ from rollouts.models import (
     Rollout,
 )
 from rollouts.services import policy_pauses
+from rollouts.services.events import emit_policy_version
 from rollouts.services.messages import (
     publish_attempt,
     publish_dispatch,
     publish_policy_updates,
 )
+from rollouts.services.pacing import publish_feeds
 from rollouts.services.policy_gate import policy_gate
 from rollouts.services.policy_pauses import CANNOT_PAUSE
 from rollouts.services.server_control import ServerAnswer, flush_servers, versions
@@ -86,7 +88,8 @@ def begin_update(
         if version <= policy.version:
             raise StateConflict(
                 f"The policy is at version {policy.version}; an update leads to a higher one, "
-                f"not to {version}.",
+                f"not to {version}. A trainer that restarted from an older checkpoint rewinds its "
+                "experiment: POST experiments/{id}/rewind/.",
                 code="policy.version_not_newer",
             )
         last = policy.updates.aggregate(last=Max("number"))["last"] or 0
@@ -189,6 +192,7 @@ def complete_update(*, policy_id: UUID, number: int) -> PolicyUpdate:
                 version=update.to_version, weights_epoch=F("weights_epoch") + 1
             )
             _note_told(said)
+            emit_policy_version(policy_id, update.to_version)
             transaction.on_commit(partial(_release_soon, update.pk))
     if not won:  # somebody else ended it meanwhile
         return complete_update(policy_id=policy_id, number=number)
@@ -338,6 +342,8 @@ def _end(update: PolicyUpdate, state: str, *, detail: str = "") -> bool:
     won = PolicyUpdate.objects.filter(pk=update.pk, state__in=expected).update(
         state=state, detail=detail, ended_at=timezone.now()
     )
+    if won:
+        publish_feeds(policy_id=update.policy_id)
     return bool(won)
 
 

@@ -18,6 +18,8 @@ from rollouts.models import Attempt, Experiment, Rollout, Worker
 from rollouts.services.attempts import NO_WORKERS, lock_rollout
 from rollouts.services.batches import expire_batches
 from rollouts.services.cancel import end_if_unclaimed
+from rollouts.services.deadlines import close_overdue_groups
+from rollouts.services.early_end import cancel_leftovers, end_all_early
 from rollouts.services.idempotency import forget_old_calls
 from rollouts.services.messages import publish_attempt, publish_sweep
 from rollouts.services.policy_updates import held_seconds
@@ -43,6 +45,9 @@ class Reaped:
     cancelled: int
     leftovers: int
     batches: int
+    overdue_groups: int
+    ended_early: int
+    left_running: int
     forgotten_calls: int
 
 
@@ -59,7 +64,10 @@ def reap() -> Reaped:
         republished=_step(partial(_republish, now)),
         cancelled=_step(_finish_cancels),
         leftovers=_step(_sweep_leftovers),
-        batches=_step(partial(expire_batches, now=now)),
+        batches=_step(expire_batches),
+        overdue_groups=_step(close_overdue_groups),
+        ended_early=_step(end_all_early),
+        left_running=_step(cancel_leftovers),
         forgotten_calls=_step(partial(forget_old_calls, now=now)),
     )
 

@@ -20,17 +20,20 @@ def retry_rollout(*, rollout_id: UUID) -> None:
     """Send a rollout that ended without a score back to the queue, its result forgotten.
 
     Its attempts stay as history; tries and times are counted anew from here.
-    Locks the rollout, its attempts, its group and its experiment, in this order. Raises NotThere,
+    Locks its experiment, the rollout, its attempts and its group, in this order. Raises NotThere,
     or StateConflict when it is not done or was scored, its group was cancelled or given to a
     trainer, or its experiment was stopped.
     """
     with transaction.atomic():
-        rollout = Rollout.objects.select_for_update().filter(pk=rollout_id).first()
-        if rollout is None:
+        # First, as a lease does: it holds the experiment while it waits for groups.
+        experiment = (
+            Experiment.objects.select_for_update(no_key=True).filter(rollouts=rollout_id).first()
+        )
+        if experiment is None:
             raise NotThere("There is no such rollout.")
+        rollout = Rollout.objects.select_for_update().get(pk=rollout_id)
         list(Attempt.objects.select_for_update().filter(rollout=rollout).order_by("pk"))
         group = Group.objects.select_for_update().get(pk=rollout.group_id)
-        experiment = Experiment.objects.select_for_update(no_key=True).get(pk=rollout.experiment_id)
         _refuse_what_cannot(rollout, group, experiment)
         won = Rollout.objects.filter(
             pk=rollout_id, state=RolloutState.DONE, outcome__in=RETRIABLE
@@ -60,7 +63,13 @@ def retry_rollout(*, rollout_id: UUID) -> None:
             raise StateConflict("The rollout changed meanwhile; look again.")
         forget_trajectory(rollout_id=rollout.pk)
         Group.objects.filter(pk=group.pk).update(
-            done_count=F("done_count") - 1, state=GroupState.OPEN, ready_at=None
+            done_count=F("done_count") - 1,
+            state=GroupState.OPEN,
+            ready_at=None,
+            # It is no longer what a trainer was given before, and its time begins anew.
+            last_batch=None,
+            started_at=None,
+            deadline_at=None,
         )
         for node in give_up_sandboxes(owner=rollout_id):
             publish_sweep(node=node)
@@ -76,6 +85,10 @@ def _refuse_what_cannot(rollout: Rollout, group: Group, experiment: Experiment) 
     if rollout.outcome not in RETRIABLE:
         raise StateConflict(
             f"The rollout was {rollout.outcome}; its result stands.", code="rollout.scored"
+        )
+    if rollout.replaced:
+        raise StateConflict(
+            "Another sample took its place; retry that one.", code="rollout.replaced"
         )
     if group.state not in (GroupState.OPEN, GroupState.READY):
         raise StateConflict(

@@ -1,4 +1,4 @@
-"""Submitting: experiments and the groups that trainers push."""
+"""Submitting: the groups that trainers push."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,16 +6,14 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import Q
 
 from rollouts.exceptions import InvalidValue, StateConflict, UnknownReference
-from rollouts.models import Experiment, Group, Policy, Rollout, Task, TaskSet
+from rollouts.models import Experiment, Group, Rollout, Task
 from rollouts.models.experiment import MAX_SAMPLES
-from rollouts.options import Budgets, Sampling
+from rollouts.services.groups import NewGroup, add_groups
 from rollouts.services.inline import PREFIX
-from rollouts.services.messages import publish_dispatch
-from rollouts.services.rollout_rows import insert_rollouts
-from rollouts.states import ExperimentState, LagAction, RolloutState
+from rollouts.states import ExperimentState, Purpose
 from sandboxes.models import Environment, Snapshot
 
 MAX_GROUPS_PER_CALL = 5000
@@ -36,85 +34,6 @@ class GroupRequest:
     snapshot: UUID | None = None
 
 
-def create_experiment(
-    *,
-    owner: Any,
-    name: str,
-    policy: Policy,
-    task_sets: Sequence[TaskSet] = (),
-    group_size: int = 8,
-    sampling: Mapping[str, Any] | None = None,
-    budgets: Mapping[str, Any] | None = None,
-    priority: int = 0,
-    share: int = 1,
-    max_attempts: int = 3,
-    failure_reward: float = 0.0,
-    max_policy_lag: int | None = None,
-    on_policy_lag: str = LagAction.CUT,
-) -> Experiment:
-    """Create an experiment. Raises InvalidValue."""
-    if not 1 <= group_size <= MAX_SAMPLES:
-        raise InvalidValue(f"group_size must be between 1 and {MAX_SAMPLES}, not {group_size}.")
-    with transaction.atomic():
-        experiment = Experiment.objects.create(
-            owner=owner,
-            name=name,
-            policy=policy,
-            group_size=group_size,
-            sampling=Sampling.parse(sampling or {}).as_dict(),
-            budgets=Budgets.parse(budgets or {}).as_dict(),
-            priority=priority,
-            share=share,
-            max_attempts=max_attempts,
-            failure_reward=failure_reward,
-            max_policy_lag=max_policy_lag,
-            on_policy_lag=on_policy_lag,
-        )
-        experiment.task_sets.set(task_sets)
-    return experiment
-
-
-def update_experiment(*, experiment_id: UUID, **changes: Any) -> Experiment:
-    """Change settings; they hold for rollouts not yet started. Raises InvalidValue."""
-    with transaction.atomic():
-        experiment = Experiment.objects.select_for_update().get(pk=experiment_id)
-        task_sets = changes.pop("task_sets", None)
-        if "sampling" in changes:
-            changes["sampling"] = Sampling.parse(
-                {**experiment.sampling, **changes["sampling"]}
-            ).as_dict()
-        if "budgets" in changes:
-            changes["budgets"] = Budgets.parse(
-                {**experiment.budgets, **changes["budgets"]}
-            ).as_dict()
-        if "priority" in changes:
-            waiting = Rollout.objects.filter(experiment=experiment, state=RolloutState.QUEUED)
-            waiting.update(priority=F("priority") + (changes["priority"] - experiment.priority))
-        for name, value in changes.items():
-            setattr(experiment, name, value)
-        if changes:
-            experiment.save(update_fields=list(changes))
-        if task_sets is not None:
-            experiment.task_sets.set(task_sets)
-    return experiment
-
-
-def set_experiment_state(*, experiment_id: UUID, state: str) -> Experiment:
-    """Pause or resume an experiment. Raises StateConflict when it was stopped."""
-    won = (
-        Experiment.objects.filter(pk=experiment_id)
-        .exclude(state=ExperimentState.STOPPED)
-        .update(state=state)
-    )
-    if not won:
-        raise StateConflict(
-            "The experiment was stopped; create a new one.", code="experiment.stopped"
-        )
-    if state == ExperimentState.ACTIVE:
-        publish_dispatch()
-    return Experiment.objects.get(pk=experiment_id)
-
-
 def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -> list[Group]:
     """Create the groups and all their rollouts, or nothing at all.
 
@@ -122,6 +41,10 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
     """
     if experiment.state == ExperimentState.STOPPED:
         raise _stopped()
+    if experiment.purpose == Purpose.EVALUATION:
+        raise StateConflict(
+            "An evaluation's groups are made by itself: begin another one.", code="evaluation.fixed"
+        )
     if not 1 <= len(requests) <= MAX_GROUPS_PER_CALL:
         raise InvalidValue(
             f"Send between 1 and {MAX_GROUPS_PER_CALL} groups in one call, not {len(requests)}."
@@ -137,23 +60,20 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
         if locked.state == ExperimentState.STOPPED:
             raise _stopped()
         _check_snapshots(experiment, requests, tasks)
-        groups = Group.objects.bulk_create(
-            [
-                Group(
-                    experiment=experiment,
-                    task=task,
-                    environment_id=task.environment_id,
+        groups = add_groups(
+            experiment=experiment,
+            groups=[
+                NewGroup(
+                    task=task.pk,
+                    environment=task.environment_id,
                     size=size,
                     priority=request.priority,
-                    metadata=dict(request.metadata),
-                    snapshot_id=request.snapshot,
+                    metadata=request.metadata,
+                    snapshot=request.snapshot,
                 )
                 for request, task, size in zip(requests, tasks, sizes, strict=True)
             ],
-            batch_size=1000,
         )
-        insert_rollouts(experiment=experiment, groups=groups)
-        publish_dispatch()
     return groups
 
 

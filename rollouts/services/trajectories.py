@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
@@ -10,10 +12,13 @@ from django.core.files.base import ContentFile
 
 from rollouts.exceptions import NotThere
 from rollouts.inference.trace import UNKNOWN_POLICY_VERSION
-from rollouts.models import Rollout
+from rollouts.models import Rollout, Trajectory
+from rollouts.services import arrow
 from rollouts.services.finish import StoredTrajectory
 from rollouts.states import Outcome
 from rollouts.storage import trajectory_storage
+
+logger = logging.getLogger(__name__)
 
 
 def store_trajectory(
@@ -27,6 +32,9 @@ def store_trajectory(
     agent: Mapping[str, Any] | None = None,
 ) -> StoredTrajectory:
     """Write what was sampled to the store; the name is unique by attempt, so no try overwrites.
+
+    It is written twice: as JSON with everything, and its segments as Arrow, which leave the service
+    as they lie there. The name of the second carries the digest of what is in it.
 
     `agent` is what the agent counted: malformed actions, calls and errors by tool. The first and
     last versions are those that are known; how many sampled tokens have none is in the file.
@@ -42,8 +50,9 @@ def store_trajectory(
         separators=(",", ":"),
         allow_nan=False,
     ).encode()
-    name = f"{experiment_id}/{rollout_id.hex[:2]}/{rollout_id}.{attempt_id.hex[:8]}.json"
-    path = trajectory_storage().save(name, ContentFile(body))
+    name = f"{experiment_id}/{rollout_id.hex[:2]}/{rollout_id}.{attempt_id.hex[:8]}"
+    arrow_path, arrow_bytes = _store_arrow(name, rollout_id, segments)
+    path = trajectory_storage().save(f"{name}.json", ContentFile(body))
     versions = [
         version
         for segment in segments
@@ -55,6 +64,8 @@ def store_trajectory(
         path=path,
         size_bytes=len(body),
         sha256=hashlib.sha256(body).hexdigest(),
+        arrow_path=arrow_path,
+        arrow_bytes=arrow_bytes,
         segments=len(segments),
         prompt_tokens=sum(len(segment["prompt_ids"]) for segment in segments),
         response_tokens=sum(len(segment["response_ids"]) for segment in segments),
@@ -63,6 +74,23 @@ def store_trajectory(
         first_policy_version=min(versions, default=None),
         last_policy_version=max(versions, default=None),
     )
+
+
+def _store_arrow(
+    name: str, rollout_id: UUID, segments: Sequence[Mapping[str, Any]]
+) -> tuple[str, int]:
+    """Write the segments as Arrow; return the file's name and size, or ("", 0) without any."""
+    if not segments:
+        return "", 0
+    try:
+        body = arrow.encode_segments(rollout_id=rollout_id, segments=segments)
+    except arrow.NotEncodable as problem:
+        logger.warning(
+            "the trajectory of rollout %s is stored as JSON only: %s", rollout_id, problem
+        )
+        return "", 0
+    full = f"{name}.{arrow.FORMAT}-{hashlib.sha256(body).hexdigest()}.arrow"
+    return trajectory_storage().save(full, ContentFile(body)), len(body)
 
 
 def _unknown_version_tokens(segment: Mapping[str, Any]) -> int:
@@ -87,28 +115,87 @@ def read_trajectory(*, rollout: Rollout) -> dict[str, Any]:
             f"The rollout has no trajectory: it is {rollout.outcome or rollout.state}.",
             code="trajectory.none",
         )
-    try:
-        with trajectory_storage().open(stored.path, "rb") as stream:
-            body = stream.read()
-    except FileNotFoundError:
-        raise NotThere(
-            f"The trajectory's file {stored.path} is missing from the store.",
-            code="trajectory.missing",
-        ) from None
+    content = json.loads(read_body(stored))
+    return {
+        **describe(rollout),
+        **describe_tokens(rollout, stored),
+        **content,
+        "metadata": rollout.group.metadata,
+    }
+
+
+def read_body(stored: Trajectory) -> bytes:
+    """Return the stored JSON, checked. Raises NotThere when it is missing or damaged."""
+    body = _read(stored.path)
     if hashlib.sha256(body).hexdigest() != stored.sha256:
         raise NotThere(
             f"The trajectory's file {stored.path} is damaged.", code="trajectory.damaged"
         )
-    content = json.loads(body)
+    return body
+
+
+def read_arrow(stored: Trajectory) -> bytes:
+    """Return the segments as one Arrow record batch, checked; made of the JSON where it must be.
+
+    That is so for what was stored before there were any, in another format, or is damaged. Raises
+    NotThere when the JSON cannot be read either, or does not fit Arrow.
+    """
+    if names_this_format(stored.arrow_path):
+        try:
+            body = _read(stored.arrow_path)
+            if hashlib.sha256(body).hexdigest() == _digest_in(stored.arrow_path):
+                return body
+            logger.error("trajectory.damaged: %s", stored.arrow_path)
+        except NotThere as problem:
+            logger.error("%s: %s", problem.code, problem)
+    segments = json.loads(read_body(stored))["segments"]
+    try:
+        return arrow.encode_segments(rollout_id=stored.rollout_id, segments=segments)
+    except arrow.NotEncodable as problem:
+        raise NotThere(
+            f"The trajectory does not fit Arrow's columns, ask for JSON: {problem}",
+            code="trajectory.not_arrow",
+        ) from None
+
+
+def names_this_format(path: str) -> bool:
+    """Tell whether a file is named as one of the present Arrow columns."""
+    return _last_part(path).startswith(f"{arrow.FORMAT}-")
+
+
+def _last_part(path: str) -> str:
+    """Return what stands between the last two dots of a name: FORMAT-DIGEST."""
+    return PurePosixPath(path).stem.rpartition(".")[2]
+
+
+def _digest_in(path: str) -> str:
+    return _last_part(path).partition("-")[2]
+
+
+def _read(path: str) -> bytes:
+    try:
+        with trajectory_storage().open(path, "rb") as stream:
+            body: bytes = stream.read()
+            return body
+    except FileNotFoundError:
+        raise NotThere(
+            f"The trajectory's file {path} is missing from the store.", code="trajectory.missing"
+        ) from None
+    except OSError as fault:
+        raise NotThere(
+            f"The trajectory's file {path} cannot be read: {fault.strerror}.",
+            code="trajectory.unreadable",
+        ) from None
+
+
+def describe_tokens(rollout: Rollout, stored: Trajectory) -> dict[str, Any]:
+    """Return what is known of a trajectory's tokens without reading them."""
     return {
-        **describe(rollout),
         "trainable": stored.trainable and rollout.outcome == Outcome.SCORED,
         "policy_version": {
             "first": stored.first_policy_version,
             "last": stored.last_policy_version,
         },
-        **content,
-        "metadata": rollout.group.metadata,
     }
 
 
@@ -143,18 +230,3 @@ def empty_trajectory(rollout: Rollout) -> dict[str, Any]:
         "tools": [],
         "metadata": rollout.group.metadata,
     }
-
-
-def batch_trajectories(*, batch_id: UUID) -> list[dict[str, Any]]:
-    """Return every trajectory of a batch's groups, in group and sample order."""
-    rollouts = (
-        Rollout.objects.filter(group__batch_id=batch_id)
-        .select_related("group__task", "environment", "trajectory")
-        .order_by("sequence", "sample")
-    )
-    return [
-        read_trajectory(rollout=rollout)
-        if hasattr(rollout, "trajectory")
-        else empty_trajectory(rollout)
-        for rollout in rollouts
-    ]

@@ -12,7 +12,10 @@ from rollouts.models import (
     Attempt,
     Batch,
     Evaluation,
+    EvaluationRun,
     Experiment,
+    FeedPlan,
+    FeedReturn,
     Group,
     IdempotencyRecord,
     InferenceServer,
@@ -20,7 +23,10 @@ from rollouts.models import (
     Policy,
     Rollout,
     Task,
+    TaskProgress,
     TaskSet,
+    Webhook,
+    WebhookDelivery,
     Worker,
 )
 from rollouts.options import Budgets, Sampling
@@ -216,6 +222,7 @@ def make_batch(**values: Any) -> Batch:
     filled = {
         "experiment": experiment,
         "owner": experiment.owner,
+        "number": experiment.batches.count() + 1,
         "group_count": 1,
         "policy_version": 0,
         "lease_expires_at": timezone.now() + timedelta(hours=1),
@@ -225,6 +232,20 @@ def make_batch(**values: Any) -> Batch:
     if batch.state == BatchState.LEASED:
         Group.objects.filter(pk=group.pk).update(state=GroupState.LEASED, batch=batch)
     return batch
+
+
+def make_webhook() -> Webhook:
+    """Make an address that wants every event."""
+    return Webhook.objects.create(
+        experiment=make_experiment(), url="https://trainer.example/hook", secret="whsec_c2VjcmV0"
+    )
+
+
+def make_webhook_delivery() -> WebhookDelivery:
+    """Make an event that waits to be sent."""
+    return WebhookDelivery.objects.create(
+        webhook=make_webhook(), kind="group.ready", body={}, next_at=timezone.now()
+    )
 
 
 def make_record() -> IdempotencyRecord:
@@ -261,3 +282,35 @@ def make_trajectory(messages: list[Any] | None = None, rollout: Rollout | None =
         tools=[],
     )
     return Trajectory.objects.create(rollout=rollout, **vars(stored))
+
+
+def make_evaluation_run() -> EvaluationRun:
+    """Make an evaluation run of one task, whose samples wait."""
+    group = make_group(samples=2)
+    return EvaluationRun.objects.create(
+        owner=group.experiment.owner,
+        experiment=group.experiment,
+        samples_per_task=2,
+        policy_version=0,
+    )
+
+
+def make_feed_plan() -> FeedPlan:
+    """Make the plan of an epoch of one task."""
+    return FeedPlan.objects.create(
+        experiment=make_experiment(), epoch=0, size=1, tasks=make_task().pk.bytes
+    )
+
+
+def make_feed_return() -> FeedReturn:
+    """Make a task that waits to be drawn again."""
+    return FeedReturn.objects.create(
+        experiment=make_experiment(), epoch=0, position=0, task=make_task(), reason="rewound"
+    )
+
+
+def make_task_progress() -> TaskProgress:
+    """Make what is known of a task after a group."""
+    return TaskProgress.objects.create(
+        experiment=make_experiment(), task=make_task(), groups=1, samples=2, right=1
+    )

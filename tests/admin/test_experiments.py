@@ -6,6 +6,7 @@ import pytest
 
 from rollouts.models import Experiment, Group, Policy, Rollout
 from rollouts.options import Budgets, Sampling
+from rollouts.services.feed import feed_experiment
 from tests.admin.factories import (
     end,
     make_experiment,
@@ -32,6 +33,12 @@ def form_of(experiment: Experiment, **changes: object) -> dict[str, object]:
         "share": experiment.share,
         "max_attempts": experiment.max_attempts,
         "failure_reward": experiment.failure_reward,
+        "max_policy_lag": "" if experiment.max_policy_lag is None else experiment.max_policy_lag,
+        "on_policy_lag": experiment.on_policy_lag,
+        "feed": experiment.feed,
+        "feed_settings": json.dumps(experiment.feed_settings),
+        "filters": json.dumps(experiment.filters),
+        "selection": json.dumps(experiment.selection),
         "task_sets": [row.pk for row in experiment.task_sets.all()] if experiment.pk else [],
     }
     return {**values, **changes}
@@ -66,6 +73,13 @@ def test_a_new_experiment_gets_defaults_for_what_is_left_out(operator) -> None:
         ("sampling", "[1]", "sampling must be an object."),
         ("budgets", '{"max_turns": 0.5}', "max_turns must be between 1 and 10000, not 0.5."),
         ("budgets", '{"run_seconds": "long"}', "run_seconds must be a number, not 'long'."),
+        (
+            "feed_settings",
+            '{"epochs": 0}',
+            "feed_settings.epochs must be between 1 and 1000000, not 0.",
+        ),
+        ("selection", '{"order": "any"}', "order must be start or finished, not 'any'."),
+        ("filters", "{}", 'filters must be a list such as [{"rule": "no_variance"}].'),
         ("group_size", 0, "Ensure this value is greater than or equal to 1."),
         ("share", 0, "Ensure this value is greater than or equal to 1."),
     ],
@@ -80,6 +94,31 @@ def test_wrong_options_are_refused_and_nothing_changes(operator, field, value, r
 
     assert answer.context["adminform"].form.errors[field] == [reason]
     assert Experiment.objects.values().get(pk=experiment.pk) == before
+
+
+def test_a_pulling_experiment_is_made_and_changed_and_shows_what_its_feed_does(operator) -> None:
+    owner, policy, task = make_user(), make_policy(), make_task()
+    draft = Experiment(owner=owner, policy=policy, name="new", group_size=4, feed="pull")
+    sets = [task.task_set_id]
+    lacking = operator.post(Experiment, "add", form_of(draft, task_sets=sets))
+    settings = '{"batch_groups": 2, "epochs": 1}'
+    form = form_of(draft, task_sets=sets, feed_settings=settings, max_policy_lag=0)
+
+    answer = operator.post(Experiment, "add", form)
+
+    assert "batch_groups is needed to pull" in str(lacking.context["adminform"].form.errors)
+    assert answer.status_code == 302
+    made = Experiment.objects.get(name="new")
+    assert (made.feed, made.feed_settings["batch_groups"]) == ("pull", 2)
+    assert made.selection["unfinished"] == "cancel"
+    assert feed_experiment(experiment_id=made.pk) == 1
+    page = operator.get(Experiment, "change", made.pk).content.decode()
+    assert "epoch 1 of 1 is used up" in page
+    made.refresh_from_db()
+    changed = form_of(made, feed_settings='{"batch_groups": 2, "epochs": 3}')
+    assert operator.post(Experiment, "change", changed, made.pk).status_code == 302
+    made.refresh_from_db()
+    assert (made.feed, made.feed_settings["epochs"]) == ("pull", 3)
 
 
 def test_a_change_writes_only_what_was_changed(operator) -> None:

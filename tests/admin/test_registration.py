@@ -8,7 +8,10 @@ from rollouts.models import (
     Attempt,
     Batch,
     Evaluation,
+    EvaluationRun,
     Experiment,
+    FeedPlan,
+    FeedReturn,
     Group,
     IdempotencyRecord,
     InferenceServer,
@@ -17,9 +20,12 @@ from rollouts.models import (
     PolicyUpdate,
     Rollout,
     Task,
+    TaskProgress,
     TaskSet,
     TrainerToken,
     Trajectory,
+    Webhook,
+    WebhookDelivery,
     Worker,
 )
 from sandboxes.models import Environment, Image, ImageBuild, Node, Sandbox, Snapshot
@@ -40,6 +46,12 @@ READ_ONLY = {
     IdempotencyRecord: factories.make_record,
     Group: factories.make_group,
     PolicyUpdate: make_policy_update,
+    EvaluationRun: factories.make_evaluation_run,
+    FeedPlan: factories.make_feed_plan,
+    FeedReturn: factories.make_feed_return,
+    TaskProgress: factories.make_task_progress,
+    Webhook: factories.make_webhook,
+    WebhookDelivery: factories.make_webhook_delivery,
 }
 EDITABLE = {
     Environment: factories.make_environment,

@@ -107,8 +107,11 @@ def test_fewer_groups_than_asked_for(trainer: Caller, experiment: Experiment) ->
         {"groups": "all"},
         {"groups": 1, "wait_seconds": -1},
         {"groups": 1, "wait_seconds": "long"},
-        {"groups": 1, "min_complete_fraction": 0.5},
-        {"groups": 1, "max_policy_lag": 2},
+        {"groups": 1, "min_complete_fraction": 1.5},
+        {"groups": 1, "max_policy_lag": -1},
+        {"groups": 1, "max_policy_lag": 0.5},
+        {"groups": 10**6},
+        {"groups": 1, "min_complete": 2},
     ],
 )
 def test_lease_refuses(trainer: Caller, experiment: Experiment, body: Any) -> None:
@@ -146,29 +149,6 @@ def test_refusal_of_a_caller_who_wants_lines_is_a_problem(
     response = lease(trainer, experiment, {"groups": 0}, Accept="application/x-ndjson")
 
     assert_problem(response, 400, "request.invalid")
-
-
-def test_trajectories_are_read_one_by_one(
-    trainer: Caller, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    factories.make_ready_group(experiment=experiment, rewards=[1.0, 0.5, 0.0])
-    response = lease(trainer, experiment, {"groups": 1}, Accept="application/x-ndjson")
-    read: list[Any] = []
-    from rollouts.api import streams
-
-    original = streams.read_trajectory
-
-    def counted(*, rollout: Any) -> dict[str, Any]:
-        read.append(rollout.sample)
-        return original(rollout=rollout)
-
-    monkeypatch.setattr(streams, "read_trajectory", counted)
-    parts = iter(response.streaming_content)
-
-    next(parts)
-    assert read == [0]
-    next(parts)
-    assert read == [0, 1]
 
 
 def test_rollout_that_left_no_tokens(trainer: Caller, experiment: Experiment) -> None:
@@ -296,3 +276,85 @@ def test_list(trainer: Caller, experiment: Experiment) -> None:
     assert "trajectories" not in of_experiment["results"][0]
     assert len(trainer.call("GET", "batches/").json()["results"]) == 2
     assert trainer.call("GET", "batches/?state=returned").json()["results"] == []
+
+
+def test_more_than_a_batch_can_hold_is_said_clearly(
+    trainer: Caller, experiment: Experiment
+) -> None:
+    problem = assert_problem(lease(trainer, experiment, {"groups": 10**6}), 400, "request.invalid")
+
+    assert "One batch holds at most 4096 groups; lease several batches." in json.dumps(problem)
+
+
+def test_more_than_a_feed_ever_has_is_said_instead_of_waited_for(trainer: Caller) -> None:
+    experiment = factories.make_experiment(
+        owner=trainer.user, feed="pull", feed_settings={"batch_groups": 4}
+    )
+
+    problem = assert_problem(
+        lease(trainer, experiment, {"groups": 9, "wait_seconds": 50}), 400, "batch.too_large"
+    )
+
+    assert problem["detail"].startswith("The experiment's feed keeps at most 8 groups")
+
+
+def test_trainer_that_lost_its_batch_gets_it_again(trainer: Caller, experiment: Experiment) -> None:
+    for _each in range(3):
+        factories.make_ready_group(experiment=experiment)
+    first = json.loads(content(lease(trainer, experiment, {"groups": 2})))
+    assert (first["number"], first["repeats"], first["max_lag"]) == (1, None, None)
+    trainer.call("POST", f"batches/{first['id']}/nack/")
+
+    again = json.loads(content(lease(trainer, experiment, {"groups": 2})))
+
+    assert again["trajectories"] == first["trajectories"]
+    assert (again["number"], again["repeats"]) == (2, first["id"])
+
+
+def test_what_is_older_than_wished_for_is_filtered(trainer: Caller, experiment: Experiment) -> None:
+    old = factories.make_ready_group(experiment=experiment, oldest_version=1, newest_version=3)
+    young = factories.make_ready_group(experiment=experiment, oldest_version=2, newest_version=2)
+
+    batch = json.loads(content(lease(trainer, experiment, {"groups": 1, "max_policy_lag": 1})))
+
+    assert {each["group"] for each in batch["trajectories"]} == {str(young.pk)}
+    assert batch["max_lag"] == 1
+    old.refresh_from_db()
+    assert (old.state, old.filter_rule) == ("filtered", "too_stale")
+
+
+def test_less_complete_groups_are_passed_over(trainer: Caller, experiment: Experiment) -> None:
+    part = factories.make_ready_group(experiment=experiment, rewards=[1.0, 0.0])
+    part.rollouts.filter(sample=1).update(outcome="infra_failed", reward=None)
+    whole = factories.make_ready_group(experiment=experiment)
+    body = {"groups": 1, "min_complete_fraction": 1.0, "max_policy_lag": None}
+
+    batch = json.loads(content(lease(trainer, experiment, body)))
+
+    assert {each["group"] for each in batch["trajectories"]} == {str(whole.pk)}
+    assert lease(trainer, experiment, body).status_code == 204
+    part.refresh_from_db()
+    assert part.state == "ready"
+
+
+def test_rewound_batch_is_gone(trainer: Caller, experiment: Experiment) -> None:
+    group = factories.make_ready_group(experiment=experiment)
+    batch = factories.make_batch(groups=[group])
+    Group.objects.update(state="ready", batch=None)
+    Batch.objects.update(state="rewound", closed_at=timezone.now())
+
+    assert_problem(trainer.call("GET", f"batches/{batch.pk}/"), 410, "batch.rewound")
+    assert_problem(trainer.call("POST", f"batches/{batch.pk}/ack/"), 409, "batch.rewound")
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_batch_of_another_trainer_is_not_there(trainer: Caller, verb: str) -> None:
+    group = factories.make_ready_group()
+    batch = factories.make_batch(groups=[group])
+
+    response = trainer.call("POST", f"batches/{batch.pk}/{verb}/", {"seconds": 60})
+
+    assert response.status_code == 404
+    batch.refresh_from_db()
+    group.refresh_from_db()
+    assert (batch.state, group.state) == ("leased", "leased")

@@ -1,5 +1,6 @@
 """Groups over HTTP."""
 
+import json
 from typing import Any
 from uuid import uuid4
 
@@ -227,7 +228,16 @@ def test_list_and_detail(trainer: Caller, experiment: Experiment, task: Task) ->
         "metadata": {"step": 1},
         "snapshot": None,
         "batch": None,
+        "filter_rule": "",
+        "filter_detail": "",
+        "replacements": 0,
+        "oldest_version": None,
+        "newest_version": None,
+        "epoch": None,
+        "position": None,
         "created_at": group.created_at.isoformat().replace("+00:00", "Z"),
+        "started_at": None,
+        "deadline_at": None,
         "ready_at": None,
     }
 
@@ -259,3 +269,74 @@ def test_finished_group_is_not_cancelled(trainer: Caller, experiment: Experiment
 
     group.refresh_from_db()
     assert group.state == "ready"
+
+
+def filtered_group(experiment: Experiment, rule: str) -> Group:
+    return factories.make_ready_group(
+        experiment=experiment, state="filtered", filter_rule=rule, ready_at=None
+    )
+
+
+def test_filtered_groups_are_found_and_counted_by_rule(
+    trainer: Caller, experiment: Experiment
+) -> None:
+    first, second = (filtered_group(experiment, "no_variance") for _each in range(2))
+    other = filtered_group(experiment, "too_stale")
+    factories.make_ready_group(experiment=experiment)
+    at = f"experiments/{experiment.pk}/groups"
+
+    listed = trainer.call("GET", f"{at}/?state=filtered&rule=no_variance").json()["results"]
+    counts = trainer.call("GET", f"{at}/counts/").json()
+
+    assert {each["id"] for each in listed} == {str(first.pk), str(second.pk)}
+    assert {each["filter_rule"] for each in listed} == {"no_variance"}
+    assert trainer.call("GET", "groups/?rule=too_stale").json()["results"][0]["id"] == str(other.pk)
+    assert counts == {
+        "states": {
+            **{"open": 0, "ready": 1, "leased": 0, "consumed": 0, "filtered": 3, "cancelled": 0}
+        },
+        "rules": {"no_variance": 2, "too_stale": 1},
+    }
+
+
+def test_what_was_filtered_can_be_read(trainer: Caller, experiment: Experiment) -> None:
+    group = filtered_group(experiment, "no_variance")
+
+    whole = trainer.call("GET", f"groups/{group.pk}/trajectories/")
+    lines = trainer.call("GET", f"groups/{group.pk}/trajectories/", Accept="application/x-ndjson")
+
+    body = json.loads(b"".join(whole.streaming_content))
+    assert (body["id"], body["state"]) == (str(group.pk), "filtered")
+    assert body["filter_rule"] == "no_variance"
+    assert [each["sample"] for each in body["trajectories"]] == [0, 1]
+    assert [each["reward"] for each in body["trajectories"]] == [1.0, 0.0]
+    assert body["trajectories"][0]["segments"][0]["response_ids"] == [11, 12]
+    read = b"".join(lines.streaming_content).splitlines()
+    assert [json.loads(line) for line in read] == body["trajectories"]
+    assert lines["Content-Type"] == "application/x-ndjson"
+    group.refresh_from_db()
+    assert group.state == "filtered"
+
+
+def test_only_what_is_finished_and_was_not_replaced_is_read(
+    trainer: Caller, experiment: Experiment
+) -> None:
+    group = factories.make_group(experiment=experiment, size=2)
+    factories.make_scored_rollout(group=group)
+    factories.make_scored_rollout(group=group, replaced=True)
+    factories.make_rollout(group=group)
+
+    response = trainer.call("GET", f"groups/{group.pk}/trajectories/")
+
+    body = json.loads(b"".join(response.streaming_content))
+    assert [each["sample"] for each in body["trajectories"]] == [0]
+
+
+def test_another_trainers_groups_are_not_there(trainer: Caller) -> None:
+    group = filtered_group(factories.make_experiment(), "no_variance")
+
+    for path in (
+        f"groups/{group.pk}/trajectories/",
+        f"experiments/{group.experiment_id}/groups/counts/",
+    ):
+        assert trainer.call("GET", path).status_code == 404

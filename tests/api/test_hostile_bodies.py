@@ -16,7 +16,13 @@ VALUES: list[Any] = [
 FIELDS = {
     "experiments/": [
         *("name", "policy", "task_sets", "group_size", "sampling", "budgets", "priority", "share"),
-        *("max_attempts", "failure_reward", "feed"),
+        *("max_attempts", "failure_reward", "feed", "mode", "feed_settings", "filters"),
+        *("selection", "max_policy_lag", "on_policy_lag"),
+    ],
+    "experiments/{id}/rewind/": ["version", "force"],
+    "evaluations/": [
+        *("name", "policy", "task_sets", "samples_per_task", "seed", "key", "threshold"),
+        *("sampling", "budgets"),
     ],
     "experiments/{id}/groups/": ["groups", "task", "task_ref", "inline", "samples", "metadata"],
     "experiments/{id}/batches/": ["groups", "wait_seconds"],
@@ -49,6 +55,12 @@ def test_field(operator: Caller, settings: Any, path: str, field: str) -> None:
     good = {
         "experiments/": {"name": "x", "policy": experiment.policy.name},
         "experiments/{id}/batches/": {"groups": 1},
+        "experiments/{id}/rewind/": {"version": 3},
+        "evaluations/": {
+            "name": "x",
+            "policy": experiment.policy.name,
+            "task_sets": [factories.make_task().task_set.name],
+        },
         "policies/": {"name": "p", "model": "m", "tokenizer": "t"},
         "inference-servers/": {"policy": experiment.policy.name, "url": "http://h:1"},
         "images/": {"name": "i", "source": "s"},
@@ -58,6 +70,34 @@ def test_field(operator: Caller, settings: Any, path: str, field: str) -> None:
     for body in bodies(path, field, good):
         response = operator.call("POST", path.format(id=experiment.pk), body)
         assert response.status_code < 500, json.dumps(body)[:200]
+
+
+@pytest.mark.parametrize("pull", [False, True])
+def test_what_is_inside_of_an_experiments_settings(operator: Caller, pull: bool) -> None:
+    operator.raise_request_exception = False
+    policy = factories.make_policy().name
+    good = {"name": "x", "policy": policy, "task_sets": [factories.make_task().task_set.name]}
+    inside = {
+        "feed_settings": ["batch_groups", "seed", "shuffle", "epochs", "weights", "skip"],
+        "selection": ["order", "unfinished", "replace_failed", "group_deadline_seconds"],
+    }
+
+    for value in VALUES:
+        made: list[Any] = [
+            *({name: {key: value}} for name, keys in inside.items() for key in keys),
+            {"feed_settings": {"curriculum": {"low": value}}},
+            {"feed_settings": {"weights": {"a": value}}},
+            {"feed_settings": {"skip": [value]}},
+            {"filters": [value]},
+            {"filters": [{"rule": value}]},
+            {"filters": [{"rule": "all_wrong", "key": value}]},
+        ]
+        for body in made:
+            if pull:
+                settings = {"batch_groups": 1, **body.get("feed_settings", {})}
+                body = {**body, "feed": "pull", "feed_settings": settings}
+            response = operator.call("POST", "experiments/", {**good, **body})
+            assert response.status_code < 500, json.dumps(body)[:200]
 
 
 @pytest.mark.parametrize("field", INLINE)

@@ -101,7 +101,7 @@ def test_the_numbers_take_as_many_queries_for_many_nodes(
     for _ in range(3):
         factories.make_sandbox()
 
-    with django_assert_num_queries(4):  # type: ignore[operator]
+    with django_assert_num_queries(5):  # type: ignore[operator]
         trainer.call("GET", "/metrics")
 
 

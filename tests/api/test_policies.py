@@ -22,6 +22,7 @@ def test_create_list_detail_patch(trainer: Caller) -> None:
         **given,
         "context_tokens": 2048,
         "version": 0,
+        "alarm": "",
         "created_at": policy.created_at.isoformat().replace("+00:00", "Z"),
     }
     assert (created.status_code, created.json()) == (201, expected)
@@ -189,3 +190,19 @@ def test_servers_are_where_the_operator_says(
 
     assert response.status_code == (201 if allowed else 400)
     assert InferenceServer.objects.count() == int(allowed)
+
+
+def test_the_version_goes_back_by_a_rewind_alone_while_experiments_sample(trainer: Caller) -> None:
+    policy = factories.make_policy(owner=trainer.user)
+    experiment = factories.make_experiment(owner=trainer.user, policy=policy)
+    path = f"policies/{policy.pk}/"
+
+    body = assert_problem(
+        trainer.call("PATCH", path, {"version": 2}), 409, "policy.version_not_newer"
+    )
+
+    assert "POST experiments/{id}/rewind/" in body["detail"]
+    policy.refresh_from_db()
+    assert policy.version == 3
+    trainer.call("POST", f"experiments/{experiment.pk}/stop/")
+    assert trainer.call("PATCH", path, {"version": 2}).json()["version"] == 2

@@ -36,6 +36,7 @@ def test_begin_read_complete(trainer: Caller, policy: Policy) -> None:
         "control": False,
         "state": "ready",
         "detail": "",
+        "alarm": "",
         "servers": [],
         "created_at": stamp(update.created_at),
         "paused_at": None,

@@ -43,7 +43,8 @@ def test_every_creating_call_takes_an_idempotency_key(generated: str) -> None:
         for path in (
             *("experiments", "experiments/{experiment_id}/groups", "policies", "environments"),
             *("experiments/{experiment_id}/batches", "inference-servers", "images"),
-            *("rollouts/{rollout_id}/snapshots", "policies/{policy_id}/updates"),
+            *("rollouts/{rollout_id}/snapshots", "policies/{policy_id}/updates", "evaluations"),
+            "experiments/{experiment_id}/webhooks",
         )
     }
 

@@ -19,6 +19,7 @@ from rollouts.services.tokens import revoke_token
 from tests import factories
 from tests.api.callers import Caller
 from tests.api.live import eventually, served
+from tests.services.finishing import finish, open_group
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
@@ -218,3 +219,38 @@ def test_refusals_are_problems_here_too(post: Any, base: str) -> None:
     for response, status in ((refused, 400), (nowhere, 404)):
         assert response.status_code == status
         assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_a_wait_lasts_until_the_group_in_front_is_finished(
+    post: Any, pool: ThreadPoolExecutor, pauses: Pauses, experiment: Experiment
+) -> None:
+    slow = open_group(experiment, samples=1)
+    quick = finish(open_group(experiment, samples=1))
+    asked = pool.submit(post, PATIENT)
+    eventually(lambda: pauses.begun >= 2, "the call waits")
+    assert not asked.done()
+
+    finish(slow)
+
+    assert asked.result(timeout=60).json()["trajectories"][0]["group"] == str(slow.pk)
+    quick.refresh_from_db()
+    assert quick.state == "ready"
+
+
+def test_two_trainers_that_wait_at_once_never_get_the_same_group(
+    post: Any, pool: ThreadPoolExecutor, pauses: Pauses, experiment: Experiment
+) -> None:
+    pair = {"groups": 2, "wait_seconds": 50}
+    asked = [pool.submit(post, pair) for _ in range(2)]
+    eventually(lambda: pauses.begun >= 4, "both wait")
+
+    finished = [finish(open_group(experiment, samples=1)) for _ in range(3)]
+    eventually(lambda: any(each.done() for each in asked), "one of them got a batch")
+    assert Group.objects.filter(state="leased").count() == 2
+    assert Group.objects.filter(state="ready").count() == 1
+    finished.append(finish(open_group(experiment, samples=1)))
+
+    bodies = [each.result(timeout=60).json() for each in asked]
+    got = [{each["group"] for each in body["trajectories"]} for body in bodies]
+    assert got[0] | got[1] == {str(group.pk) for group in finished}
+    assert sorted(body["number"] for body in bodies) == [1, 2]

@@ -9,6 +9,7 @@ from django.utils import timezone
 from rollouts.models import Attempt, Experiment, Group, Policy, Rollout, Task, TaskSet, Worker
 from rollouts.services.claim import Claim, claim_attempt
 from rollouts.services.dispatch import dispatch
+from rollouts.services.experiments import create_experiment
 from rollouts.services.finish import (
     EvalResult,
     RunResult,
@@ -17,7 +18,7 @@ from rollouts.services.finish import (
     finish_init,
     finish_run,
 )
-from rollouts.services.submit import GroupRequest, create_experiment, submit_groups
+from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.services.workers import Registration
 from rollouts.states import Stage
 from sandboxes.models import Environment, Image, Node

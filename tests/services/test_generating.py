@@ -33,10 +33,12 @@ from rollouts.services.policy_updates import (
     check_ready,
     complete_update,
 )
-from rollouts.services.servers import Routable
+from rollouts.services.routable import Routable
 from rollouts.stages import generating, process
-from rollouts.stages.generating import Generator, PolicyLagDrop
+from rollouts.stages.generating import Generator
+from rollouts.stages.lag import PolicyLagDrop
 from rollouts.stages.lease import Held
+from rollouts.stages.seeding import seed_of
 from rollouts.stages.stamping import Asked, versions_of
 from tests.services.line import bring_to, make_experiment, make_group, make_node
 
@@ -213,9 +215,10 @@ def test_a_turn_that_an_update_cut_goes_on_from_its_tokens(adapter: Scripted) ->
     assert turn.version_runs == ((0, 3), (1, 5))
     assert turn.policy_version == 1
     policy = generate.policy.pk.hex[:8]
+    seeds = [seed_of(generate.rollout, 5), seed_of(generate.rollout, 5, offset=3)]
     assert adapter.asked == [
-        {"prompt": [1, 2], "max_tokens": 8, "salt": f"{policy}-0", "seed": 5},
-        {"prompt": [1, 2, 2, 3, 4], "max_tokens": 5, "salt": f"{policy}-1", "seed": 8},
+        {"prompt": [1, 2], "max_tokens": 8, "salt": f"{policy}-0", "seed": seeds[0]},
+        {"prompt": [1, 2, 2, 3, 4], "max_tokens": 5, "salt": f"{policy}-1", "seed": seeds[1]},
     ]
 
 
@@ -300,7 +303,7 @@ def test_a_turn_cut_while_weights_are_exchanged_under_it(
     (turn,) = results
     assert (turn.token_ids, turn.finish_reason) == ((2, 3, 4), "abort")
     assert (turn.policy_version, turn.version_runs) == (stamp, ())
-    assert generate.oldest_version == 0, "the bound on lag counts them as the older ones"
+    assert generate.lag.oldest == 0, "the bound on lag counts them as the older ones"
 
 
 @pytest.mark.parametrize("ends", ["complete", "abandon"])
@@ -326,13 +329,13 @@ def test_what_a_server_told_last_is_not_said_of_all_tokens_of_a_cut_turn(
     adapter: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate = make_generator()
-    known = generate._read(since=0.0)
+    known = generate._view.read(since=0.0)
     asked = Asked(0, known, lapsed=False)
     begin_update(policy_id=generate.policy.pk, version=1, mode="none")
     part = Generation((5, 6), (-0.1, -0.1), "abort", 1, known.servers[0].id, 0.1)
 
     def read() -> Routable:
-        return generate._read(since=time.monotonic())
+        return generate._view.read(since=time.monotonic())
 
     assert versions_of(part, asked, read) == ((UNKNOWN_POLICY_VERSION, 2),)
     assert versions_of(replace(part, finish_reason="length"), asked, read) == (
@@ -400,12 +403,12 @@ def test_lag_beyond_the_bound(adapter: Scripted, action: str) -> None:
 
     if action == "keep":
         assert generate([1], 2).policy_version == 2
-        assert not generate.lagged
+        assert not generate.lag.cut
         return
     with pytest.raises(PolicyLagExceeded if action == "cut" else PolicyLagDrop):
         generate([1], 2)
 
-    assert generate.lagged is (action == "cut")
+    assert generate.lag.cut is (action == "cut")
     assert len(adapter.asked) == 2
 
 
@@ -418,7 +421,7 @@ def test_a_turn_is_cut_where_it_would_lag(adapter: Scripted) -> None:
     thread.join(timeout=60)
 
     assert (results[0].token_ids, results[0].finish_reason) == ((2, 3, 4), "abort")
-    assert generate.lagged
+    assert generate.lag.cut
 
 
 @pytest.mark.parametrize("earlier", [True, False], ids=["earlier-worker", "now"])
@@ -427,31 +430,31 @@ def test_tokens_of_an_unknown_version_cannot_keep_a_bound_on_lag(
     adapter: Scripted, action: str, earlier: bool
 ) -> None:
     generate = make_generator(max_policy_lag=5, on_policy_lag=action)
-    generate.unknown_versions = earlier
+    generate.lag.unknown = earlier
     adapter.versions = [(UNKNOWN_POLICY_VERSION, 2)]
     if not earlier:
         assert generate([1], 2).policy_version is None
 
     if action == "keep":
         assert generate([1], 2).token_ids == (1, 2)
-        generate.drop_unknown()
+        generate.lag.drop_unknown()
         return
     with pytest.raises(PolicyLagExceeded if action == "cut" else PolicyLagDrop):
         generate([1], 2)
     if action == "drop":
         with pytest.raises(PolicyLagDrop, match="cannot be shown to keep max_policy_lag, which"):
-            generate.drop_unknown()
+            generate.lag.drop_unknown()
 
-    assert generate.lagged is (action == "cut")
+    assert generate.lag.cut is (action == "cut")
     assert len(adapter.asked) == (0 if earlier else 1)
 
 
 def test_without_a_bound_tokens_of_an_unknown_version_are_sampled_on(adapter: Scripted) -> None:
     generate = make_generator(on_policy_lag="drop")
-    generate.unknown_versions = True
+    generate.lag.unknown = True
 
     assert generate([1], 2).token_ids == (1, 2)
-    generate.drop_unknown()
+    generate.lag.drop_unknown()
 
 
 def test_a_gate_that_the_store_kept_shut_is_opened_by_who_finds_it(adapter: Scripted) -> None:

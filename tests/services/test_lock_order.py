@@ -77,7 +77,7 @@ def test_a_cancel_amid_a_journaled_step_neither_deadlocks_nor_loses_the_step() -
         lambda: append_step(claim=claim, step=STEP),
     )
 
-    assert (taken, written) == (False, None)
+    assert (taken, written) == (False, False)
     rollout = Rollout.objects.get()
     assert (rollout.state, rollout.turns) == ("run", 1)
     assert rollout.cancel_requested_at is not None
@@ -109,7 +109,7 @@ def test_a_cancel_waits_for_a_step_that_is_being_written() -> None:
         lambda: cancel_rollout(rollout_id=claim.rollout_id),
     )
 
-    assert (written, taken) == (None, False)
+    assert (written, taken) == (False, False)
     assert JournalEntry.objects.count() == 1
 
 
@@ -121,6 +121,19 @@ def test_a_reaper_waits_for_a_step_that_is_being_written() -> None:
         lambda: recover_attempts_of(worker_id=worker.worker_id),
     )
 
-    assert (written, taken) == (None, 1)
+    assert (written, taken) == (False, 1)
     assert JournalEntry.objects.count() == 1
     assert Attempt.objects.get(pk=claim.attempt_id).state == "lost"
+
+
+def test_a_step_is_counted_onto_what_another_wrote_while_it_waited() -> None:
+    claim, _worker = running()
+    rollouts = Rollout.objects.filter(pk=claim.rollout_id)
+
+    while_open(
+        lambda: rollouts.update(sampled_tokens=5, restarts=2),
+        lambda: append_step(claim=claim, step=STEP),
+    )
+
+    assert rollouts.values_list("turns", "sampled_tokens", "restarts").get() == (1, 6, 2)
+    assert JournalEntry.objects.get().restarts == 2

@@ -223,4 +223,6 @@ def test_every_beat_message_expires() -> None:
         "sweep": 60.0,
         "check-servers": 15.0,
         "policy-updates": 5.0,
+        "feed": 5.0,
+        "webhooks": 5.0,
     }

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from django.utils import timezone
 
-from rollouts.models import Attempt, Batch, Experiment, Rollout, Worker
+from rollouts.models import Attempt, Batch, Experiment, Group, Rollout, Worker
 from rollouts.options import Budgets, Sampling
 from rollouts.services import dispatch as dispatch_module
 from rollouts.services import reap as reap_module
@@ -120,6 +120,9 @@ STEPS = {
     "cancelled": "_finish_cancels",
     "leftovers": "_sweep_leftovers",
     "batches": "expire_batches",
+    "overdue_groups": "close_overdue_groups",
+    "ended_early": "end_all_early",
+    "left_running": "cancel_leftovers",
     "forgotten_calls": "forget_old_calls",
 }
 
@@ -133,8 +136,10 @@ def work_for_every_step() -> None:
     assert lease_batch(experiment=scored.experiment, owner=scored.experiment.owner, groups=1)
     Batch.objects.update(lease_expires_at=timezone.now() - timedelta(seconds=1))
     Sandbox.objects.update(state="ready")  # leftovers: their rollout is done
-    overdue, asked, waiting = (make_group() for _each in range(3))
-    assert dispatch() == 3
+    overdue, asked, waiting, left = (make_group() for _each in range(4))
+    assert dispatch() == 4
+    claim_active(Rollout.objects.get(group=left), workers["init"])
+    Group.objects.filter(pk=left.pk).update(state="cancelled")
     claim_active(Rollout.objects.get(group=overdue), workers["init"])
     Attempt.objects.filter(rollout__group=overdue).update(
         started_at=timezone.now() - timedelta(hours=3)
@@ -150,6 +155,13 @@ def work_for_every_step() -> None:
     assert dispatch() == 1
     claim_active(Rollout.objects.get(node__name="gone"), gone["init"])
     expire(gone["init"])
+    Group.objects.filter(pk=make_group().pk).update(deadline_at=timezone.now())
+    full = make_experiment()
+    Experiment.objects.filter(pk=full.pk).update(
+        feed="pull", feed_settings={"batch_groups": 1}, selection={"unfinished": "cancel"}
+    )
+    ready, _still_open = (make_group(experiment=full) for _each in range(2))
+    Group.objects.filter(pk=ready.pk).update(state="ready", done_count=1)
 
 
 @pytest.mark.parametrize("broken", [None, *STEPS])
@@ -160,6 +172,7 @@ def test_a_step_that_raises_does_not_keep_the_others_from_their_work(
     expected = {
         **{"workers": 1, "attempts": 1, "overdue": 1, "republished": 1, "cancelled": 1},
         **{"leftovers": 2, "batches": 1, "forgotten_calls": 0},
+        **{"overdue_groups": 1, "ended_early": 1, "left_running": 1},
     }
     if broken is not None:
 

@@ -14,6 +14,7 @@ from rollouts.services.claim import Claim
 from rollouts.services.dispatch import dispatch
 from rollouts.services.end import end_rollout
 from rollouts.services.finish import finish_run
+from rollouts.services.journal import Step, append_step
 from rollouts.services.snapshots import ask_for_snapshot, delete_snapshot
 from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.stages.journal import StageJournal
@@ -139,8 +140,13 @@ def test_another_rollouts_snapshots_are_not_due(
     assert state_of(asked) == ("requested", None, "")
 
 
-def test_the_journal_tells_each_turn_once_it_is_written(running: tuple[Rollout, Claim]) -> None:
+def test_the_journal_tells_a_turn_whose_snapshot_is_due_once_it_is_written(
+    running: tuple[Rollout, Claim],
+) -> None:
     rollout, claim = running
+    ask_for_snapshot(rollout=make_group().rollouts.get())  # another's
+    ask_for_snapshot(rollout=rollout, turn=1)
+    ask_for_snapshot(rollout=rollout, turn=3)
     journal = StageJournal(claim)
     told: list[Any] = []
 
@@ -151,10 +157,25 @@ def test_the_journal_tells_each_turn_once_it_is_written(running: tuple[Rollout, 
 
     journal.after_turn = note
     journal.record_observed(0, [], None)
-    journal.record_observed(1, [], ShellState(cwd="/x", exports=""))
+    Snapshot.objects.filter(turn=1).update(state="failed")
+    journal.record_observed(1, [], None)
+    journal.record_observed(2, [], ShellState(cwd="/x", exports=""))
 
-    assert told == [(1, None), (2, "/x")]
-    assert Snapshot.objects.count() == 0
+    assert told == [(1, None), (3, "/x")]
+
+
+@pytest.mark.parametrize("turn", [None, 1])
+def test_what_is_asked_for_while_the_journal_waits_for_the_row_is_due(
+    running: tuple[Rollout, Claim], turn: int | None
+) -> None:
+    rollout, claim = running
+
+    _asked, due = while_open(
+        lambda: ask_for_snapshot(rollout=rollout, turn=turn),
+        lambda: append_step(claim=claim, step=Step(0, "observed", {"messages": []})),
+    )
+
+    assert due is True
 
 
 def test_a_copy_that_fails_is_written_down_and_the_next_is_taken(

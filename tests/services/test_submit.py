@@ -8,7 +8,8 @@ from rollouts.exceptions import InvalidValue, StateConflict, UnknownReference
 from rollouts.models import Experiment, Group, Rollout
 from rollouts.services.cancel import stop_experiment
 from rollouts.services.dispatch import dispatch
-from rollouts.services.submit import GroupRequest, submit_groups, update_experiment
+from rollouts.services.experiments import update_experiment
+from rollouts.services.submit import GroupRequest, submit_groups
 from tests.services.line import make_experiment, make_group, make_node, make_task
 
 pytestmark = pytest.mark.django_db(transaction=True)

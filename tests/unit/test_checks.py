@@ -46,7 +46,7 @@ def test_a_heartbeat_too_slow_for_its_lease_is_refused(settings: object) -> None
 
 
 def test_an_unknown_setting_is_refused(settings: object) -> None:
-    env = Env({"PRORL_LEASE_SECOND": "3", "PRORL_DEBUG": "0", "OTHER": "1"})
+    env = Env({"PRORL_LEASE_SECOND": "3", "PRORL_DEBUG": "0", "PRORL_TOKEN": "x", "OTHER": "1"})
     env.boolean("PRORL_DEBUG", False)
     settings.ENV = env
 

@@ -4,25 +4,22 @@ from typing import Any
 
 from rest_framework import serializers
 
+from rollouts.api.feed_fields import FeedSettingsField, FiltersField, SelectionField
 from rollouts.api.fields import OptionsField, PolicyField, TaskSetsField
-from rollouts.exceptions import RolloutError
+from rollouts.api.serializers.policies import ServerAnswerOutput
 from rollouts.models import Experiment, Policy
 from rollouts.models.experiment import MAX_SAMPLES
+from rollouts.modes import MODES, mode_of
 from rollouts.options import Budgets, Sampling
-from rollouts.states import LagAction
-from sandboxes.api.strict import INTEGER_MAX, StrictSerializer
+from rollouts.services.feed import is_exhausted
+from rollouts.states import Feed, LagAction
+from sandboxes.api.strict import BIG_INTEGER_MAX, INTEGER_MAX, StrictSerializer
 
 PRIORITY_LIMIT = 1_000_000
 
 
-class FeedNotSupported(RolloutError):
-    """The service cannot feed an experiment in this way."""
-
-    code = "feed.not_supported"
-
-
 class ExperimentChanges(StrictSerializer):
-    """What can be changed of an experiment; it holds for rollouts not yet started."""
+    """What can be changed of an experiment; the answer says from what on each change holds."""
 
     name = serializers.CharField(max_length=200)
     task_sets = TaskSetsField(required=False, max_length=1000, help_text="Names or ids.")
@@ -40,13 +37,29 @@ class ExperimentChanges(StrictSerializer):
         allow_null=True,
         min_value=0,
         max_value=INTEGER_MAX,
-        help_text="Newest minus oldest policy version of one rollout's tokens; null: any.",
+        help_text="Policy version at the lease of a group, minus that of its oldest token; no "
+        "rollout's tokens span more either. null: any.",
+    )
+    mode = serializers.ChoiceField(
+        choices=MODES,
+        required=False,
+        help_text="`synchronous`: lag 0, unfinished groups are cancelled; `one-step-off`: lag 1, "
+        "they are carried over; `asynchronous`: `max_policy_lag` as given, 4 if it is not.",
     )
     on_policy_lag = serializers.ChoiceField(
         choices=LagAction.values,
         required=False,
         help_text="What becomes of a rollout that would go beyond it: `cut` ends and scores it, "
         "`drop` cancels it, `keep` lets it go on.",
+    )
+    feed_settings = FeedSettingsField(
+        required=False, help_text="How the tasks are drawn when `feed` is `pull`."
+    )
+    filters = FiltersField(
+        required=False, help_text="Rules that keep groups from the trainer, asked in order."
+    )
+    selection = SelectionField(
+        required=False, help_text="Which finished groups make a batch, and what ends the others."
     )
 
 
@@ -55,23 +68,11 @@ class ExperimentInput(ExperimentChanges):
 
     policy = PolicyField(help_text="Name or id.")
     feed = serializers.ChoiceField(
-        choices=["push", "pull"],
+        choices=Feed.values,
         required=False,
-        help_text="Only `push` is served: groups are what the trainer posts.",
+        help_text="`push`: groups are what the trainer posts; `pull`: they are drawn from the "
+        "task sets.",
     )
-
-    def validate_feed(self, value: str) -> str:
-        """Refuse feeds that are not served. Raises FeedNotSupported."""
-        if value != "push":
-            raise FeedNotSupported(
-                "This service feeds experiments by push only: post groups to the experiment."
-            )
-        return value
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return the values that the service takes."""
-        attrs.pop("feed", None)
-        return attrs
 
 
 class ExperimentOutput(serializers.ModelSerializer[Experiment]):
@@ -82,9 +83,13 @@ class ExperimentOutput(serializers.ModelSerializer[Experiment]):
     policy_id = serializers.UUIDField(read_only=True)
     policy_version = serializers.IntegerField(source="policy.version", read_only=True)
     task_sets = serializers.SlugRelatedField[Any](slug_field="name", many=True, read_only=True)
-    feed = serializers.SerializerMethodField()
+    mode = serializers.SerializerMethodField()
     sampling = OptionsField(Sampling, read_only=True)
     budgets = OptionsField(Budgets, read_only=True)
+    feed_settings = FeedSettingsField(read_only=True)
+    filters = FiltersField(read_only=True)
+    selection = SelectionField(read_only=True)
+    exhausted = serializers.SerializerMethodField()
 
     class Meta:
         model = Experiment
@@ -96,6 +101,7 @@ class ExperimentOutput(serializers.ModelSerializer[Experiment]):
             "policy_id",
             "policy_version",
             "task_sets",
+            "purpose",
             "feed",
             "state",
             "group_size",
@@ -107,26 +113,83 @@ class ExperimentOutput(serializers.ModelSerializer[Experiment]):
             "failure_reward",
             "max_policy_lag",
             "on_policy_lag",
+            "mode",
+            "feed_settings",
+            "filters",
+            "selection",
+            "feed_epoch",
+            "feed_position",
+            "feed_detail",
+            "exhausted",
             "created_at",
         ]
 
-    def get_feed(self, experiment: Experiment) -> str:
-        """Return how the experiment gets its tasks."""
-        return "push"
+    def get_mode(self, experiment: Experiment) -> str:
+        """Return the mode that the bound on lag makes."""
+        return mode_of(experiment.max_policy_lag)
+
+    def get_exhausted(self, experiment: Experiment) -> bool:
+        """Return whether the feed has nothing more: what is coming is all that comes."""
+        return is_exhausted(experiment)
 
 
 class ExperimentDetail(ExperimentOutput):
-    """An experiment with how many of its rollouts are in each state."""
+    """An experiment with how many of its rollouts and of its groups are in each state."""
 
     rollouts = serializers.SerializerMethodField()
+    coming = serializers.SerializerMethodField()
 
     class Meta(ExperimentOutput.Meta):
-        fields = [*ExperimentOutput.Meta.fields, "rollouts"]
+        fields = [*ExperimentOutput.Meta.fields, "rollouts", "coming"]
 
     def get_rollouts(self, experiment: Experiment) -> dict[str, int]:
         """Return the number of rollouts by state, as the view counted them."""
         counts: dict[str, int] = self.context["counts"]
         return counts
+
+    def get_coming(self, experiment: Experiment) -> dict[str, int]:
+        """Return how many groups are open and ready, as the view counted them."""
+        coming: dict[str, int] = self.context["coming"]
+        return coming
+
+
+class ExperimentChanged(ExperimentDetail):
+    """An experiment after a change, and from what on each changed setting holds."""
+
+    takes_effect = serializers.SerializerMethodField()
+
+    class Meta(ExperimentDetail.Meta):
+        fields = [*ExperimentDetail.Meta.fields, "takes_effect"]
+
+    def get_takes_effect(self, experiment: Experiment) -> dict[str, str]:
+        """Return by setting from what on its change holds."""
+        effects: dict[str, str] = self.context["takes_effect"]
+        return effects
+
+
+class RewindInput(StrictSerializer):
+    """Which version the trainer restarted from."""
+
+    version = serializers.IntegerField(
+        min_value=0, max_value=BIG_INTEGER_MAX, help_text="At most the policy's present version."
+    )
+    force = serializers.BooleanField(
+        required=False,
+        default=False,
+        help_text="Even though other experiments sample from the policy.",
+    )
+
+
+class RewindOutput(serializers.Serializer[Any]):
+    """What a rewind did."""
+
+    version = serializers.IntegerField()
+    batches = serializers.IntegerField(help_text="Given out since then; they are `rewound`.")
+    groups_ready = serializers.IntegerField(help_text="Of them, that can be leased again.")
+    groups_filtered = serializers.IntegerField(help_text="Which sampled a newer version.")
+    tasks_returned = serializers.IntegerField(help_text="Of those, drawn again by the feed.")
+    rollouts_cancelled = serializers.IntegerField()
+    servers = ServerAnswerOutput(many=True)
 
 
 class StoppedOutput(serializers.Serializer[Any]):

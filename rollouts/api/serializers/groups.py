@@ -5,6 +5,7 @@ from typing import Any
 from rest_framework import serializers
 
 from rollouts.api.serializers.experiments import PRIORITY_LIMIT
+from rollouts.api.serializers.rollouts import TrajectorySchema
 from rollouts.handlers.conversation import (
     MAX_MESSAGES,
     InvalidConversation,
@@ -131,9 +132,35 @@ class GroupOutput(serializers.ModelSerializer[Group]):
             "metadata",
             "snapshot",
             "batch",
+            "filter_rule",
+            "filter_detail",
+            "replacements",
+            "oldest_version",
+            "newest_version",
+            "epoch",
+            "position",
             "created_at",
+            "started_at",
+            "deadline_at",
             "ready_at",
         ]
+        read_only_fields = fields
+
+
+class GroupCounts(serializers.Serializer[Any]):
+    """How many groups of an experiment are in each state, and how many each rule filtered."""
+
+    states = serializers.DictField(child=serializers.IntegerField())
+    rules = serializers.DictField(child=serializers.IntegerField())
+
+
+class GroupContent(GroupOutput):
+    """A group with the trajectories of its finished rollouts, by sample."""
+
+    trajectories = TrajectorySchema(many=True)
+
+    class Meta(GroupOutput.Meta):
+        fields = [*GroupOutput.Meta.fields, "trajectories"]
         read_only_fields = fields
 
 

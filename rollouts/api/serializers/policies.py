@@ -7,6 +7,7 @@ from rest_framework import serializers
 from rollouts.api.fields import PolicyField
 from rollouts.models import InferenceServer, Policy, PolicyUpdate
 from rollouts.models.policy import validate_server_url
+from rollouts.services.policy_alarms import alarm_of, alarm_of_policy
 from rollouts.states import UpdateMode
 from sandboxes.api.strict import BIG_INTEGER_MAX, INTEGER_MAX, StrictSerializer
 from sandboxes.models import validate_name
@@ -29,10 +30,25 @@ class PolicyInput(StrictSerializer):
 class PolicyOutput(serializers.ModelSerializer[Policy]):
     """A policy."""
 
+    alarm = serializers.SerializerMethodField()
+
     class Meta:
         model = Policy
-        fields = ["id", "name", "model", "tokenizer", "context_tokens", "version", "created_at"]
+        fields = [
+            "id",
+            "name",
+            "model",
+            "tokenizer",
+            "context_tokens",
+            "version",
+            "alarm",
+            "created_at",
+        ]
         read_only_fields = fields
+
+    def get_alarm(self, policy: Policy) -> str:
+        """Return what is wrong with its last update, in words; empty: nothing."""
+        return alarm_of_policy(policy)
 
 
 class UpdateInput(StrictSerializer):
@@ -74,6 +90,7 @@ class UpdateOutput(serializers.ModelSerializer[PolicyUpdate]):
     """An update of a policy's weights."""
 
     servers = ServerAnswerOutput(many=True, read_only=True)
+    alarm = serializers.SerializerMethodField()
 
     class Meta:
         model = PolicyUpdate
@@ -87,6 +104,7 @@ class UpdateOutput(serializers.ModelSerializer[PolicyUpdate]):
             "control",
             "state",
             "detail",
+            "alarm",
             "servers",
             "created_at",
             "paused_at",
@@ -95,6 +113,10 @@ class UpdateOutput(serializers.ModelSerializer[PolicyUpdate]):
             "released_at",
         ]
         read_only_fields = fields
+
+    def get_alarm(self, update: PolicyUpdate) -> str:
+        """Return what is wrong with it, in words: it is about to time out, or did; or empty."""
+        return alarm_of(update)
 
 
 class ServerInput(StrictSerializer):

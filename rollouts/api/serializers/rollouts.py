@@ -49,6 +49,7 @@ class RolloutOutput(serializers.ModelSerializer[Rollout]):
             "sampled_tokens",
             "tool_calls",
             "restarts",
+            "replaced",
             "cancel_requested_at",
             "created_at",
             "done_at",

@@ -4,11 +4,9 @@ from typing import Any
 from uuid import UUID
 
 from django.http.response import HttpResponseBase
-from django.utils import timezone
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework import mixins, viewsets
 from rest_framework.decorators import action
-from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -21,10 +19,12 @@ from rollouts.api.serializers.batches import (
     BatchOutput,
     ExtendInput,
 )
-from rollouts.api.streams import NdjsonRenderer, batch_response
+from rollouts.api.streams import TrajectoryFormatsMixin, batch_response
 from rollouts.api.waiting import NotEnoughYet
 from rollouts.exceptions import RolloutError
 from rollouts.models import Batch
+from rollouts.services import arrow
+from rollouts.services.batch_choice import Wish
 from rollouts.services.batches import (
     acknowledge_batch,
     extend_batch,
@@ -39,6 +39,10 @@ _CONTENT = {
     (200, "application/x-ndjson"): OpenApiResponse(
         {"type": "string", "format": "binary"}, description="One trajectory a line."
     ),
+    (200, arrow.MEDIA_TYPE): OpenApiResponse(
+        {"type": "string", "format": "binary"},
+        description="One segment a row; the schema's metadata describe batch and rollouts.",
+    ),
 }
 
 
@@ -52,7 +56,13 @@ def require_content(batch: Batch) -> None:
     """Refuse a batch whose groups are no longer its own. Raises BatchGone."""
     if batch.state == BatchState.RETURNED:
         raise BatchGone("The batch was given back; lease another.", code="batch.returned")
-    lapsed = batch.state == BatchState.LEASED and batch.lease_expires_at <= timezone.now()
+    if batch.state == BatchState.REWOUND:
+        raise BatchGone(
+            f"The experiment was rewound behind version {batch.policy_version}; lease another.",
+            code="batch.rewound",
+        )
+    leased = batch.state == BatchState.LEASED
+    lapsed = leased and not Batch.objects.held().filter(pk=batch.pk).exists()
     if lapsed or batch.state == BatchState.EXPIRED:
         raise BatchGone("The batch's lease has expired; lease another.", code="batch.expired")
 
@@ -71,6 +81,7 @@ def _same_batch(view: Any, request: Request, answer: RememberedAnswer) -> HttpRe
 
 
 class ExperimentBatchViewSet(
+    TrajectoryFormatsMixin,
     VisibleMixin,
     mixins.ListModelMixin,
     viewsets.GenericViewSet[Batch],
@@ -80,26 +91,30 @@ class ExperimentBatchViewSet(
     queryset = Batch.objects.all()
     serializer_class = BatchOutput
     filterset_class = BatchFilter
-    renderer_classes = [JSONRenderer, NdjsonRenderer]
+    trajectory_actions = frozenset({"create"})
 
     @extend_schema(
         request=BatchInput,
-        responses={**_CONTENT, 204: OpenApiResponse(description="Fewer groups are finished.")},
+        responses={
+            **_CONTENT,
+            204: OpenApiResponse(description="Fewer groups are finished, or one in front is not."),
+        },
     )
     @idempotent(remember=_which, replay=_same_batch)
     def create(self, request: Request, experiment_id: UUID) -> HttpResponseBase:
-        """Lease the next finished groups, waiting for them at most `wait_seconds`."""
+        """Lease the next finished groups, waiting for them at most `wait_seconds`.
+
+        A batch of this size that came back, by `nack` or because its lease ended, goes first: the
+        same groups in the same order.
+        """
         experiment = visible_experiment(request, experiment_id)
         given = BatchInput(data=request.data)
         given.is_valid(raise_exception=True)
-        groups: int = given.validated_data["groups"]
-        batch = lease_batch(experiment=experiment, owner=request.user, groups=groups)
+        wait_seconds: float = given.validated_data.pop("wait_seconds")
+        wish = Wish(**given.validated_data)
+        batch = lease_batch(experiment=experiment, owner=request.user, **vars(wish))
         if batch is None:
-            return NotEnoughYet(
-                experiment_id=experiment.pk,
-                groups=groups,
-                wait_seconds=given.validated_data["wait_seconds"],
-            )
+            return NotEnoughYet(experiment_id=experiment.pk, wish=wish, wait_seconds=wait_seconds)
         return batch_response(request, batch)
 
     def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
@@ -112,18 +127,16 @@ class ExperimentBatchViewSet(
         return super().get_queryset().filter(experiment_id=self.kwargs.get("experiment_id"))
 
 
-class BatchViewSet(VisibleMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Batch]):
+class BatchViewSet(
+    TrajectoryFormatsMixin, VisibleMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Batch]
+):
     """Batches of every experiment."""
 
     queryset = Batch.objects.all()
     serializer_class = BatchOutput
     filterset_class = BatchFilter
     lookup_value_converter = "uuid"
-
-    def get_renderers(self) -> list[Any]:
-        """Offer one trajectory a line where trajectories are sent."""
-        kinds = [JSONRenderer, NdjsonRenderer] if self.action == "retrieve" else [JSONRenderer]
-        return [kind() for kind in kinds]
+    trajectory_actions = frozenset({"retrieve"})
 
     @extend_schema(responses=_CONTENT)
     def retrieve(self, request: Request, **kwargs: Any) -> HttpResponseBase:

@@ -1,13 +1,15 @@
-"""Groups: submit, list, cancel."""
+"""Groups: submit, list, count, read, cancel."""
 
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from drf_spectacular.utils import OpenApiExample, extend_schema
+from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiExample, OpenApiResponse, extend_schema
 from rest_framework import mixins, status, viewsets
 from rest_framework.decorators import action
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -15,17 +17,28 @@ from rollouts.api.filters import GroupFilter
 from rollouts.api.idempotent import idempotent
 from rollouts.api.scoping import VisibleMixin, visible_experiment
 from rollouts.api.serializers.groups import (
+    GroupContent,
+    GroupCounts,
     GroupDetail,
     GroupOutput,
     GroupsInput,
     SubmittedGroups,
 )
+from rollouts.api.streams import TrajectoryFormatsMixin, trajectories_response
 from rollouts.models import Experiment, Group, Rollout
+from rollouts.services import arrow
 from rollouts.services.cancel import cancel_group
+from rollouts.services.group_counts import count_groups
 from rollouts.services.inline import add_inline_tasks
 from rollouts.services.submit import GroupRequest, submit_groups
 
 _GROUPS = Group.objects.select_related("task", "environment")
+_BINARY = {"type": "string", "format": "binary"}
+_CONTENT = {
+    (200, "application/json"): GroupContent,
+    (200, "application/x-ndjson"): OpenApiResponse(_BINARY, description="One a line."),
+    (200, arrow.MEDIA_TYPE): OpenApiResponse(_BINARY, description="One segment a row."),
+}
 
 
 def rollout_ids(groups: Iterable[UUID]) -> dict[UUID, list[str]]:
@@ -92,18 +105,27 @@ class ExperimentGroupViewSet(
         visible_experiment(request, kwargs["experiment_id"])
         return super().list(request, *args, **kwargs)
 
+    @extend_schema(responses=GroupCounts)
+    def counts(self, request: Request, experiment_id: UUID) -> Response:
+        """Count the experiment's groups by state, and the filtered ones by rule."""
+        experiment = visible_experiment(request, experiment_id)
+        return Response(GroupCounts(count_groups(experiment=experiment)).data)
+
     def get_queryset(self) -> Any:
         """Return the visible groups of the experiment in the path."""
         return super().get_queryset().filter(experiment_id=self.kwargs.get("experiment_id"))
 
 
-class GroupViewSet(VisibleMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Group]):
+class GroupViewSet(
+    TrajectoryFormatsMixin, VisibleMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Group]
+):
     """Groups of every experiment."""
 
     queryset = _GROUPS
     serializer_class = GroupOutput
     filterset_class = GroupFilter
     lookup_value_converter = "uuid"
+    trajectory_actions = frozenset({"trajectories"})
 
     @extend_schema(responses=GroupDetail)
     def retrieve(self, request: Request, **kwargs: Any) -> Response:
@@ -116,6 +138,21 @@ class GroupViewSet(VisibleMixin, mixins.ListModelMixin, viewsets.GenericViewSet[
         """Cancel what is unfinished; 409 when the group is not open."""
         cancel_group(group_id=self.get_object().pk)
         return self._answer(self.get_object(), status.HTTP_202_ACCEPTED)
+
+    @extend_schema(responses=_CONTENT)
+    @action(detail=True)
+    def trajectories(self, request: Request, **kwargs: Any) -> HttpResponseBase:
+        """Return the trajectories of what is finished, whatever became of the group.
+
+        What was filtered or cancelled can be read too; it is in no batch.
+        """
+        group = self.get_object()
+        finished = Rollout.objects.filter(group=group, outcome__isnull=False, replaced=False)
+        return trajectories_response(
+            request,
+            finished.order_by("sample"),
+            described=lambda: JSONRenderer().render(GroupOutput(group).data),
+        )
 
     @staticmethod
     def _answer(group: Group, code: int) -> Response:

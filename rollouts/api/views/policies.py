@@ -26,6 +26,7 @@ from rollouts.api.serializers.policies import (
 )
 from rollouts.models import InferenceServer, Policy, PolicyUpdate
 from rollouts.services.policies import create_policy, update_policy
+from rollouts.services.policy_alarms import last_updates
 from rollouts.services.policy_updates import (
     abandon_update,
     begin_update,
@@ -44,7 +45,7 @@ class PolicyViewSet(
 ):
     """Policies: a model, its tokenizer and its current version."""
 
-    queryset = Policy.objects.all()
+    queryset = Policy.objects.prefetch_related(last_updates())
     serializer_class = PolicyOutput
     required_scope = "policy"
     lookup_value_converter = "uuid"

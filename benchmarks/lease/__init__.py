@@ -1,0 +1,1 @@
+"""What a million consumed groups cost the next lease."""

@@ -1,0 +1,1 @@
+"""Rules that keep finished groups from the trainer: pure, registered by name."""
