@@ -10,7 +10,6 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from rollouts.filters.registry import FILTERS
 from rollouts.handlers.registry import HANDLERS
 
-
 CLIENT_VARIABLES = frozenset({"PRORL_URL", "PRORL_TOKEN", "PRORL_CONFIG", "PRORL_PROFILE"})
 
 

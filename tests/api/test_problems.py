@@ -71,13 +71,6 @@ def test_host_that_is_not_ours(trainer: Caller) -> None:
     assert_problem(response, 400, "request.malformed")
 
 
-@pytest.mark.parametrize("call", ["events/", "metrics/", "rewind/"])
-def test_what_is_not_served_yet_is_not_there(trainer: Caller, call: str) -> None:
-    experiment = factories.make_experiment(owner=trainer.user)
-
-    assert_problem(trainer.call("GET", f"experiments/{experiment.pk}/{call}"), 404, "not_found")
-
-
 def test_address_with_something_that_is_no_id(trainer: Caller) -> None:
     assert_problem(trainer.call("GET", "experiments/first/"), 404, "not_found")
 

@@ -123,6 +123,10 @@ class ScriptedServer:
         return Answer({"status": "ok"})
 
     def _complete(self, exchange: Exchange) -> Answer:
+        asked = exchange.json()
+        if isinstance(asked, dict) and asked.get("max_tokens") == 1:
+            # The service's own question about log-probabilities: no turn, and counted as none.
+            return self._answer("ok", exchange)
         mode, delay_seconds = self._enter()
         try:
             if delay_seconds:
@@ -161,7 +165,7 @@ class ScriptedServer:
             while exchange.connected() and not self._stopped.wait(POLL_SECONDS):
                 pass
             raise HangUpError
-        while self._mode == "hold" and exchange.connected() and not self._stopped.is_set():
+        while mode == self._mode == "hold" and exchange.connected() and not self._stopped.is_set():
             self._stopped.wait(POLL_SECONDS)
         # Who asks for a stream gets the answer in one piece, as from any server without streams.
         request = parse_completion(

@@ -38,6 +38,7 @@ from rollouts.stages import generating
 from rollouts.stages.generating import Generator
 from rollouts.stages.lag import PolicyLagDrop
 from rollouts.stages.stamping import Partial, within_lag
+from rollouts.states import ExperimentState
 from tests.services.test_generating import (
     Scripted,
     ScriptedChat,
@@ -463,6 +464,7 @@ def test_the_salt_of_the_prefix_cache_never_repeats(adapter: Scripted) -> None:
     generate([1], 2)
     update_policy(policy_id=policy.pk, version=9)
     generate([1], 2)
+    Experiment.objects.update(state=ExperimentState.STOPPED)  # else only a rewind goes back
     update_policy(policy_id=policy.pk, version=0)
     generate([1], 2)
     update_policy(policy_id=policy.pk, version=0)

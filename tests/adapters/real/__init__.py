@@ -1,0 +1,1 @@
+"""Contracts against the trainers' own packages; each test is skipped where its package is not."""
