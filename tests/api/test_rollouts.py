@@ -42,6 +42,7 @@ def test_detail_says_state_reason_time_and_place(trainer: Caller, group: Any) ->
         "sampled_tokens": 2,
         "tool_calls": 0,
         "restarts": 1,
+        "replaced": False,
         "cancel_requested_at": None,
         "created_at": rollout.created_at.isoformat().replace("+00:00", "Z"),
         "done_at": rollout.done_at.isoformat().replace("+00:00", "Z"),
