@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -16,7 +17,7 @@ _E = TypeVar("_E", bound="Export")
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 
 
-class Export:
+class Export(ABC):
     """A file, or a folder, that trajectories are written to.
 
     Written beside its place and moved there at the end of the `with` block; after an exception
@@ -35,17 +36,17 @@ class Export:
         self.add(trajectory)
         self.count += 1
 
+    @abstractmethod
     def open(self) -> None:
         """Begin to write at `partial`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, trajectory: Trajectory) -> None:
         """Write one trajectory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """Write what is left and close; called after faults too."""
-        raise NotImplementedError
 
     def __enter__(self: _E) -> _E:
         self.path.parent.mkdir(parents=True, exist_ok=True)
