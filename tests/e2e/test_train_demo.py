@@ -138,8 +138,7 @@ def model_server(var: Path) -> str | None:
 def test_each_turn_earns_half_and_only_by_what_the_sandbox_answered(
     line: Line, import_folder: Callable[..., None], tmp_path: Path
 ) -> None:
-    image = line.operator.call("GET", "/images/")["results"][0]["name"]
-    line.operator.call("POST", "/environments/", boxes.environment(image))
+    line.operator.call("POST", "/environments/", boxes.environment("base"))
     import_folder(boxes.NAME, boxes.write_tasks(tmp_path / "tasks"), boxes.NAME)
     plays = {
         "red": (["open red", f"code {SAID}"], {"reward": 1.0, "opened": 1.0, "said": 1.0}),
@@ -155,6 +154,7 @@ def test_each_turn_earns_half_and_only_by_what_the_sandbox_answered(
         line.submit(experiment, [f"{boxes.NAME}/{colour}" for colour in plays]), seconds=120
     )
 
+    assert [each["stop_reason"] for each in ended] == ["max_turns"] * 4 + ["finished"], ended
     found = {each["task_ref"]: each["rewards"] for each in ended}
     assert found == {f"{boxes.NAME}/{colour}": rewards for colour, (_, rewards) in plays.items()}
     shown = line.trajectory(ended[0]["id"])["messages"]

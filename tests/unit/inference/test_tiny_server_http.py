@@ -50,15 +50,27 @@ def test_an_answer_has_vllms_shape(client: httpx.Client, tokenizer_folder: Path)
     ]
     assert tokenizer.decode(choice["token_ids"]) == choice["text"]
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == 5
+    details = body["usage"].pop("prompt_tokens_details")
+    assert body["usage"] == {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
+    assert 0 <= details["cached_tokens"] < 11
+    assert (body["model"], body["logprobs_mode"]) == (MODEL_NAME, "processed_logprobs")
+
+
+def test_each_tokens_entry_holds_its_own_and_the_likeliest_log_probability(
+    client: httpx.Client,
+) -> None:
+    # By id: two tokens that each hold a part of a character have the same text, hence one entry.
+    options = {"return_token_ids": True, "return_tokens_as_token_ids": True, "ignore_eos": True}
+    (choice,) = complete(client, max_tokens=5, logprobs=1, **options).json()["choices"]
+
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
     for token, logprob, top in zip(
         logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
     ):
         assert top[token] == logprob
         assert max(top.values()) >= logprob
-    details = body["usage"].pop("prompt_tokens_details")
-    assert body["usage"] == {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
-    assert 0 <= details["cached_tokens"] < 11
-    assert (body["model"], body["logprobs_mode"]) == (MODEL_NAME, "processed_logprobs")
+        assert len(top) == (1 if max(top.values()) == logprob else 2)
 
 
 def test_a_stop_token_is_among_the_ids_and_not_in_the_text(client: httpx.Client) -> None:
