@@ -38,4 +38,12 @@ def _clean(value: Any, depth: int) -> Any:
         return REPLACEMENT
     if isinstance(value, dict):
         return {clean_text(str(name)): _clean(entry, depth - 1) for name, entry in value.items()}
+    if len(value) > 1 and _are_clean_numbers(value):
+        return list(value)
     return [_clean(entry, depth - 1) for entry in value]
+
+
+def _are_clean_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
+    """Tell whether a list holds finite numbers alone, as token ids and log-probabilities do."""
+    kinds = set(map(type, values))
+    return kinds == {int} or (kinds == {float} and all(map(math.isfinite, values)))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from rollouts.inference.exceptions import MalformedAnswer, ServerUnreachable, WrongModel
 from rollouts.inference.protocol import (
     FinishReason,
@@ -190,12 +192,20 @@ def _known(stamp: int) -> int | None:
 def parse_object(body: bytes) -> dict[str, Any]:
     """Return a JSON object; raise MalformedAnswer when it is none."""
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedAnswer(f"the answer is not JSON: {quote(body)}") from error
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        value = _parse_leniently(body)
     if not isinstance(value, dict):
         raise MalformedAnswer(f"the answer is no object: {quote(body)}")
     return value
+
+
+def _parse_leniently(body: bytes) -> Any:
+    """Read what the strict parser refuses: NaN must be known as such, to say what is wrong."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedAnswer(f"the answer is not JSON: {quote(body)}") from error
 
 
 def as_version(value: Any) -> int | None:

@@ -1,7 +1,6 @@
 """Send HTTP requests that can end while they wait, over kept connections."""
 
 import asyncio
-import json as json_format
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import aiohttp
+import msgspec
+import uvloop
 
 from rollouts.inference.exceptions import (
     GenerationCancelled,
@@ -200,7 +201,7 @@ class Transport:
         named, body = dict(headers or {}), None
         if json is not None:
             named["Content-Type"] = "application/json"
-            body = json_format.dumps(json, separators=(",", ":"), ensure_ascii=False).encode()
+            body = msgspec.json.encode(json)
         request: dict[str, Any] = {"data": body, "headers": named, "allow_redirects": False}
         try:
             return await keeping.request(method, url, **request)
@@ -248,7 +249,7 @@ class Transport:
         with self._lock:
             if self._loop is not None and self._pid == os.getpid():
                 return self._loop
-            loop = asyncio.new_event_loop()
+            loop = uvloop.new_event_loop()
             threading.Thread(target=_run_loop, args=(loop,), name="inference", daemon=True).start()
             self._clients = asyncio.run_coroutine_threadsafe(_clients(), loop).result()
             self._loop, self._pid, self._streams = loop, os.getpid(), 0

@@ -1,6 +1,7 @@
 """Claiming an attempt: the lease that every later write needs."""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -24,6 +25,29 @@ class Claim:
     token: UUID
     node_id: UUID
     budget_seconds: float
+
+
+# Only what is not as it was is told: of hundreds held, that is none in most rounds.
+_CHANGED = """
+SELECT held.id, attempt.id IS NULL
+FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]) AS held (id, token)
+LEFT JOIN rollouts_attempt AS attempt
+    ON attempt.id = held.id AND attempt.lease_token = held.token AND attempt.state = %(running)s
+LEFT JOIN rollouts_rollout AS rollout ON rollout.id = attempt.rollout_id
+WHERE attempt.id IS NULL OR rollout.cancel_requested_at IS NOT NULL
+"""
+
+
+def changed_claims(*, claims: Sequence[Claim]) -> dict[UUID, bool]:
+    """Return the attempts that are held no longer (True) or whose rollout is cancelled (False)."""
+    values = {
+        "ids": [claim.attempt_id for claim in claims],
+        "tokens": [claim.token for claim in claims],
+        "running": AttemptState.RUNNING.value,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_CHANGED, values)
+        return dict(cursor.fetchall())
 
 
 def claim_attempt(*, attempt_id: UUID, worker: Registration) -> Claim | None:

@@ -13,12 +13,10 @@ from uuid import UUID
 from django.conf import settings
 from django.db import Error as DatabaseError
 
-from rollouts.models import Attempt
-from rollouts.services.claim import Claim
+from rollouts.services.claim import Claim, changed_claims
 from rollouts.services.reap import recover_orphans
 from rollouts.services.workers import Registration, end_worker, register_worker, renew_worker
 from rollouts.stages.database import database
-from rollouts.states import AttemptState
 
 logger = logging.getLogger(__name__)
 
@@ -223,17 +221,12 @@ class ProcessLease:
             held = dict(self._held)
         if not held:
             return
-        rows = {
-            row[0]: row[1:]
-            for row in Attempt.objects.filter(pk__in=held).values_list(
-                "pk", "state", "lease_token", "rollout__cancel_requested_at"
-            )
-        }
-        for attempt_id, each in held.items():
-            state, token, cancel = rows.get(attempt_id, (None, None, None))
-            if state != AttemptState.RUNNING or token != each.claim.token:
+        changed = changed_claims(claims=[each.claim for each in held.values()])
+        for attempt_id, is_lost in changed.items():
+            each = held[attempt_id]
+            if is_lost:
                 each.cause = "lost"
-            elif cancel is not None and each.cause is None:
+            elif each.cause is None:
                 each.cause = "cancelled"
 
     def _stop_all(self, cause: StopCause) -> None:
