@@ -1,9 +1,10 @@
 """What a rollout saves by going back to the server that has seen its prompt, on real servers.
 
 Tiny servers (a real model, which counts the prompt tokens that it need not compute) share rollouts
-of several turns through the product's pool and router. Without stickiness every turn is a rollout
-of its own to the router, so that the fewest tokens in flight decide alone. A turn samples one
-token: its time is its prompt's. Both ways take the same prompts, and share nothing by their salts.
+of several turns, with a tool's time between them, through the product's pool and router. Without
+stickiness every turn is a rollout of its own to the router, so that the fewest tokens in flight
+decide alone. A turn samples one token: its time is its prompt's. Both ways take the same prompts,
+and share nothing by their salts.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from rollouts.inference.router import Router
 
 ROOT = Path(__file__).parents[1]
 SERVERS, SLOTS = 2, 4
-ROLLOUTS, TURNS, AT_ONCE = 12, 5, 4
+ROLLOUTS, TURNS, AT_ONCE = 12, 5, 6
 FIRST_TOKENS, TURN_TOKENS = 96, 64
 START_SECONDS = 120.0
+# A tool's work between two turns. Without it the server that was just left is the least busy one,
+# and gets its rollout back by itself.
+TOOL_SECONDS = (0.3, 1.5)
 WAYS = ("with", "without")
 
 
@@ -120,6 +124,7 @@ def _play(
         rng = random.Random(f"{name}-{number}")
         turns, prompt = [], [rng.randrange(1000, 40_000) for _ in range(FIRST_TOKENS)]
         for turn in range(TURNS):
+            time.sleep(rng.uniform(*TOOL_SECONDS))
             rollout = f"{number}" if way == "with" else f"{number}-{turn}"
             told = pool.generate(
                 rollout,
