@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollouts")
     parser.add_argument("--runtime", choices=["fake", "local", "apptainer"], default="fake")
     parser.add_argument("--rollouts", type=int, default=512, help="all wait at once")
-    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64, help="of a turn")
     parser.add_argument("--latency", type=float, default=2.0, help="seconds of an answer")
     parser.add_argument("--events", type=int, default=8, help="of a stream; 0: answers are whole")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from django.db import connection
 from django.db.models import F, Subquery
 from psycopg.types.json import Jsonb
@@ -69,7 +70,7 @@ def append_step(*, claim: Claim, step: Step) -> bool:
         "requested": SnapshotState.REQUESTED.value,
         "turn": step.turn,
         "kind": step.kind,
-        "body": Jsonb(clean_json(step.body)),
+        "body": Jsonb(clean_json(step.body), dumps=msgspec.json.encode),
         "tokens": len(step.body.get("token_ids", ())),
     }
     ends_turn = step.kind == "observed"
