@@ -23,6 +23,10 @@ class ExactEvaluator(Evaluator):
             read_number(settings, name, 0.0)
         read_answers(payload, evaluator=self.name)
 
+    def reference_answer(self, settings: JsonMap, payload: JsonMap) -> str | None:  # noqa: ARG002
+        """Return the first accepted answer."""
+        return read_answers(payload, evaluator=self.name)[0]
+
     def score(self, settings: JsonMap, payload: JsonMap, artefacts: Artefacts) -> Score:
         """Compare; an agent that left no answer is wrong, which is a score and not a fault."""
         rule = Normalisation.from_settings(settings)

@@ -42,6 +42,12 @@ class RegexEvaluator(Evaluator):
         if "answer" in payload:
             read_answers(payload, evaluator=self.name)
 
+    def reference_answer(self, settings: JsonMap, payload: JsonMap) -> str | None:
+        """Return the first accepted answer, unless the pattern wants something around it."""
+        if "answer" not in payload or _pattern(settings, payload).groups:
+            return None
+        return read_answers(payload, evaluator=self.name)[0]
+
     def score(self, settings: JsonMap, payload: JsonMap, artefacts: Artefacts) -> Score:
         """Search; text without a match is wrong, which is a score and not a fault."""
         pattern = _pattern(settings, payload)

@@ -17,10 +17,12 @@ from evaluators.base import (
     EvaluatorCrashed,
     EvaluatorTimeout,
     JsonMap,
+    Phase,
     Score,
 )
 from evaluators.registry import get_evaluator
-from evaluators.wire import pack_request, unpack_outcome
+from evaluators.surroundings import child_environment
+from evaluators.wire import Kind, pack_request, unpack_outcome
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 POLL_SECONDS = 0.2
@@ -42,9 +44,40 @@ def score(
     `timeout_seconds`, `EvaluatorCancelled` within a fraction of a second of `cancelled()`, or
     `EvaluatorCrashed` when the process died. No process is left behind in any case.
     """
+    found = _ask("score", name, settings, payload, artefacts, timeout_seconds, cancelled)
+    if isinstance(found, Phase):
+        raise EvaluatorCrashed(f"evaluator {name!r} answered with a phase, not with a score")
+    return found
+
+
+def advance(
+    name: str,
+    settings: JsonMap,
+    payload: JsonMap,
+    artefacts: Artefacts,
+    *,
+    timeout_seconds: float,
+    cancelled: Callable[[], bool] | None = None,
+) -> Score | Phase:
+    """Return the phase that the evaluator wants next, or its score when it wants none.
+
+    Raises as `score` does.
+    """
+    return _ask("advance", name, settings, payload, artefacts, timeout_seconds, cancelled)
+
+
+def _ask(
+    kind: Kind,
+    name: str,
+    settings: JsonMap,
+    payload: JsonMap,
+    artefacts: Artefacts,
+    timeout_seconds: float,
+    cancelled: Callable[[], bool] | None,
+) -> Score | Phase:
     get_evaluator(name)
     backstop = timeout_seconds + BACKSTOP_MARGIN_SECONDS
-    request = pack_request(name, settings, payload, artefacts, backstop)
+    request = pack_request(name, settings, payload, artefacts, backstop, kind=kind)
     deadline = time.monotonic() + timeout_seconds
     process = subprocess.Popen(
         [sys.executable, "-E", "-s", "-B", "-m", "evaluators.child"],
@@ -52,7 +85,7 @@ def score(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=PROJECT_ROOT,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
+        env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", **child_environment()},
         start_new_session=True,
     )
     try:

@@ -30,6 +30,27 @@ def read_number(settings: JsonMap, name: str, default: float) -> float:
     return finite(settings.get(name, default), f"setting {name!r}")
 
 
+def read_count(settings: JsonMap, name: str, default: int, *, least: int, most: int) -> int:
+    """Return a whole number within bounds."""
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidSettings(
+            f"setting {name!r} is {str(value)[:50]}; it must be a whole number from {least} to "
+            f"{most}"
+        )
+    return value
+
+
+def read_text(settings: JsonMap, name: str, default: str, *, most: int = 100_000) -> str:
+    """Return a setting that is text of at most so many characters."""
+    value = settings.get(name, default)
+    if not isinstance(value, str) or len(value) > most:
+        raise InvalidSettings(
+            f"setting {name!r} is {str(value)[:50]!r}; it must be text of at most {most} characters"
+        )
+    return value
+
+
 def read_choice(settings: JsonMap, name: str, default: str, choices: Collection[str]) -> str:
     """Return a setting that is one of a few words."""
     value = settings.get(name, default)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
+from evaluators.plugins import PluginRegistry
 from rollouts.filters.base import GroupFilter, InvalidFilter
 from rollouts.filters.rules import BUILT_IN
-from rollouts.plugins import PluginRegistry
 
 ENTRY_POINTS = "prorl.group_filters"
 TOO_FEW_COMPLETE = "too_few_complete"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 
+from evaluators.plugins import PluginRegistry
 from rollouts.handlers.base import AgentHandler, InvalidHandler, UnknownHandler
 from rollouts.handlers.bash_block import BashBlockHandler
 from rollouts.handlers.branch import BranchHandler
 from rollouts.handlers.command_line import CommandLineHandler
 from rollouts.handlers.native_tools import ToolsHandler
 from rollouts.handlers.single_turn import SingleTurnHandler
-from rollouts.plugins import PluginRegistry
 
 ENTRY_POINTS = "prorl.agents"
 BUILT_IN = (

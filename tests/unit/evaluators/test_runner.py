@@ -21,6 +21,8 @@ from evaluators.base import (
     Score,
     UnknownEvaluator,
 )
+from evaluators.script import ScriptEvaluator
+from tests.script_left import script_artefacts
 
 CATASTROPHIC = {"pattern": r"(a+)+$"}
 ENDLESS = Artefacts(answer="a" * 60 + "b")
@@ -52,10 +54,22 @@ def test_scores_like_the_evaluator_itself() -> None:
 
 def test_reads_bytes_that_are_not_text() -> None:
     with pytest.raises(RewardMissing) as caught:
-        runner.score("script", {}, {}, Artefacts(test_log="\udcff log"), timeout_seconds=30)
-    assert caught.value.log == "\udcff log"
-    artefacts = Artefacts(reward_txt=b"0.5\n")
+        runner.score("script", {}, {}, script_artefacts(log=b"\xff log"), timeout_seconds=30)
+    assert caught.value.log == "\ufffd log"
+    artefacts = script_artefacts(reward_txt=b"0.5\n")
     assert runner.score("script", {}, {}, artefacts, timeout_seconds=30).reward == 0.5
+
+
+def test_an_evaluator_is_asked_for_its_next_sandbox_until_it_wants_none() -> None:
+    payload = {"verifier_env": {"A": "\xe4"}}
+
+    wanted = runner.advance("script", {"scope": "whole"}, payload, Artefacts(), timeout_seconds=30)
+
+    assert wanted == ScriptEvaluator().next_phase({"scope": "whole"}, payload, Artefacts())
+    left = script_artefacts(b'{"reward": 0.25}')
+    found = runner.advance("script", {}, payload, left, timeout_seconds=30)
+    assert isinstance(found, Score)
+    assert found.reward == 0.25
 
 
 def test_wrong_settings_come_back_as_themselves() -> None:
@@ -65,7 +79,7 @@ def test_wrong_settings_come_back_as_themselves() -> None:
 
 def test_an_unknown_name_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(UnknownEvaluator, match="exact, regex, script") as caught:
+    with pytest.raises(UnknownEvaluator, match="known are choice, ") as caught:
         runner.score("vibes", {}, {}, Artefacts(), timeout_seconds=30)
     assert caught.value.code == "evaluator.unknown"
 

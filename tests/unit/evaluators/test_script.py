@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.base import (
+    WHOLE,
     Artefacts,
+    Base,
     InvalidSettings,
     RewardMalformed,
     RewardMissing,
     RewardOutOfRange,
     Score,
 )
-from evaluators.script import MAX_BYTES, ScriptEvaluator
+from evaluators.script import LOG, MAX_BYTES, REWARD_JSON, REWARD_TXT, ScriptEvaluator
+from tests.script_left import script_artefacts, script_left
 
 SCRIPT = ScriptEvaluator()
 
@@ -30,9 +33,7 @@ def score(
 ) -> Score:
     """Score reward files after checking the settings."""
     SCRIPT.validate(settings or {}, {})
-    artefacts = Artefacts(
-        reward_json=reward_json, reward_txt=reward_txt, test_log="ran", exit_code=1
-    )
+    artefacts = script_artefacts(reward_json, reward_txt)
     return SCRIPT.score(settings or {}, {}, artefacts)
 
 
@@ -146,6 +147,13 @@ def test_a_declared_range_is_kept(data: bytes) -> None:
         {"combine": "sum"},
         {"key": ""},
         {"scalar": "mean"},
+        {"scope": "system"},
+        {"workspace": "/app", "scope": "workspace"},
+        {"workspace": []},
+        {"workspace": ["app"]},
+        {"workspace": ["/app/../etc"]},
+        {"workspace": ["/app"], "scope": "whole"},
+        {"network": 1},
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any]) -> None:
@@ -172,3 +180,65 @@ def test_every_flat_finite_map_is_read_back(rewards: dict[str, float]) -> None:
         assert result.reward == rewards["reward"]
     else:
         assert min(rewards.values()) - 1e-6 <= result.reward <= max(rewards.values()) + 1e-6
+
+
+def test_the_script_runs_once_in_a_sandbox_of_what_the_agent_left() -> None:
+    phase = SCRIPT.next_phase({}, {"verifier_env": {"DEPTH": "3"}}, Artefacts())
+
+    assert phase is not None
+    assert (phase.base, phase.workspace, phase.tests) == (Base.AGENT, (), True)
+    assert (phase.log, phase.network) == (LOG, False)
+    assert set(phase.collect) == {REWARD_JSON, REWARD_TXT}
+    assert [command.env for command in phase.commands] == [{"DEPTH": "3"}]
+    assert "/logs/verifier/.keep" in phase.files
+    assert SCRIPT.next_phase({}, {}, script_artefacts()) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "workspace"),
+    [
+        ({"scope": "whole"}, WHOLE),
+        ({"workspace": ["/srv/work//", "/etc/app"]}, ("/srv/work", "/etc/app")),
+        ({"workspace": ["/app", "/"]}, WHOLE),
+    ],
+)
+def test_a_task_says_what_of_the_agents_work_its_script_sees(
+    settings: dict[str, Any], workspace: tuple[str, ...]
+) -> None:
+    phase = SCRIPT.next_phase({**settings, "network": True}, {}, Artefacts())
+
+    assert phase is not None
+    assert (phase.workspace, phase.network) == (workspace, True)
+
+
+def test_declared_artifacts_are_collected_whether_files_or_folders() -> None:
+    payload = {"artifacts": ["/app/out.txt", {"source": "/app/plots/", "destination": "plots"}]}
+
+    phase = SCRIPT.next_phase({}, payload, Artefacts())
+
+    assert phase is not None
+    wanted = {"/app/out.txt", "/app/out.txt/", "/app/plots", "/app/plots/"}
+    assert set(phase.collect) == {REWARD_JSON, REWARD_TXT, *wanted}
+    files = {"/app/out.txt": b"x", "/app/out.txt/": None, "/app/plots": b"", "/app/plots/": b"tar"}
+    left = Artefacts(phases=(script_left(b"1", files=files),))
+    assert SCRIPT.score({}, payload, left).details["artifacts"] == ["/app/out.txt", "/app/plots/"]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"verifier_env": {"A": 1}},
+        {"verifier_env": ["A=1"]},
+        {"verifier_env": {"A=B": "1"}},
+        {"verifier_env": {"": "1"}},
+        {"verifier_env": {"A": "\0"}},
+        {"artifacts": "/app"},
+        {"artifacts": ["app"]},
+        {"artifacts": ["/"]},
+        {"artifacts": [{"destination": "x"}]},
+        {"artifacts": ["/app"] * 65},
+    ],
+)
+def test_wrong_payloads_are_named(payload: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings, match=next(iter(payload))):
+        SCRIPT.validate({}, payload)

@@ -58,6 +58,11 @@ class PluginRegistry(Mapping[str, T], ABC, Generic[T]):
         self._all()
         return tuple(self._faults)
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the dotted paths that were configured."""
+        return self._paths
+
     def configure(self, paths: Sequence[str]) -> None:
         """Name plug-ins by dotted path, `package.module.Class`; all are loaded anew."""
         with self._lock:
