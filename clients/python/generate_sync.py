@@ -23,6 +23,7 @@ HANDLES = (
     "Policy",
     "PolicyUpdate",
     "Rollout",
+    "TaskImport",
     "Transport",
 )
 NAMES = {

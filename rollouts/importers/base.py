@@ -26,14 +26,31 @@ ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImageBuild:
+    """Hold what an image is built from: a definition, and texts laid beside it by path."""
+
+    definition: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return a name in the catalogue that equal definitions and files share."""
+        text = json.dumps([self.definition, dict(self.files)], sort_keys=True)
+        return f"built-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskRecord:
     """Hold one task as imported.
 
     `files` are put under `/setup` before `setup` runs; `tests` go to `/tests` for grading only
     and `solution` to `/solution` never during a rollout: both are hidden from the agent, as is
-    `evaluator_payload`. Timeouts are seconds. `environment` is what the task asks of its
-    sandbox (cpus, memory_mb, storage_mb, workdir, env, network_mode), as JSON. `messages` is the
-    conversation that an agent such as `branch` goes on from, as `check_conversation` returns it.
+    `evaluator_payload`. Timeouts are seconds. `image` is a name in the catalogue or a reference
+    such as `docker://…`; `build` is a definition to make one from, which wins. `environment` is
+    what the task asks of its sandbox (agent, cpus, memory_mb, storage_mb, workdir, env,
+    network_mode, allowed_hosts), as JSON. `messages` is the conversation that the agent goes on
+    from, as `check_conversation` returns it. `source` is what else the row held: kept, and hidden
+    as the tests are.
     """
 
     ref: str
@@ -45,12 +62,14 @@ class TaskRecord:
     agent_timeout_seconds: float = 600.0
     verifier_timeout_seconds: float = 600.0
     image: str | None = None
+    build: ImageBuild | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     evaluator: str
     evaluator_settings: Mapping[str, Any] = field(default_factory=dict)
     evaluator_payload: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def content_hash(self) -> str:
@@ -67,18 +86,24 @@ class TaskRecord:
             "evaluator": [self.evaluator, self.evaluator_settings, self.evaluator_payload],
             "metadata": self.metadata,
         }
-        if self.messages:  # tasks without keep the hash that they were imported with
+        # Tasks without keep the hash that they were imported with.
+        if self.messages:
             body["messages"] = list(self.messages)
+        if self.source:
+            body["source"] = self.source
+        if self.build:
+            body["build"] = self.build.name
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RejectedTask:
-    """Say why a task was not imported and what to do about it."""
+    """Say why a task was not imported and what to do about it; `raw` is what was read of it."""
 
     path: Path
     reason: str
+    raw: str = ""
 
 
 class TaskRejected(Exception):

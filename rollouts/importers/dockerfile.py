@@ -1,4 +1,4 @@
-"""Read from a Dockerfile what can be honoured without building it."""
+"""Read a Dockerfile: its instructions, and what can be honoured without building it."""
 
 from __future__ import annotations
 
@@ -7,50 +7,68 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 INSTRUCTION = re.compile(r"^\s*([A-Za-z]+)\s+(.*)$", re.DOTALL)
-BUILDING = frozenset({"RUN", "COPY", "ADD"})
+HEREDOC = re.compile(r"(?<!<)<<(-?)([\"']?)([A-Za-z_]\w*)\2")
+
+
+def last_workdir(text: str) -> str | None:
+    """Return the last `WORKDIR`; comments and here-documents do not confuse it."""
+    workdirs = [each.rest for each in read_instructions(text) if each.word == "WORKDIR"]
+    return workdirs[-1].strip("\"'") if workdirs else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class DockerfileFacts:
-    """Hold the last `WORKDIR` and the first line that only a build could carry out."""
+class Heredoc:
+    """Hold a here-document: the word that ends it, and its lines."""
 
-    workdir: str | None
-    building_line: int | None
-    building_instruction: str | None
+    word: str
+    strips_tabs: bool
+    lines: tuple[str, ...]
 
-
-def read_dockerfile(text: str) -> DockerfileFacts:
-    """Return the facts; comments, continued lines and here-documents do not confuse it."""
-    workdir = None
-    building: tuple[int, str] | None = None
-    for number, line in _logical_lines(text):
-        match = INSTRUCTION.match(line)
-        if match is None:
-            continue
-        word, rest = match.group(1).upper(), match.group(2).strip()
-        if word == "WORKDIR":
-            workdir = rest.strip("\"'")
-        elif word in BUILDING and building is None:
-            building = number, word
-    return DockerfileFacts(
-        workdir=workdir,
-        building_line=building[0] if building else None,
-        building_instruction=building[1] if building else None,
-    )
+    @property
+    def text(self) -> str:
+        """Return what it says, as the shell would read it."""
+        lines = [line.lstrip("\t") if self.strips_tabs else line for line in self.lines]
+        return "".join(f"{line}\n" for line in lines)
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """Hold one instruction: its line, its word in capitals, the rest, its here-documents."""
+
+    line: int
+    word: str
+    rest: str
+    heredocs: tuple[Heredoc, ...] = ()
+
+
+def read_instructions(text: str) -> Iterator[Instruction]:
+    """Yield the instructions; comments and continued lines are resolved as Docker does."""
     lines = enumerate(text.splitlines(), start=1)
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         whole = line
-        while whole.endswith("\\"):
+        while whole.rstrip().endswith("\\"):
             _, following = next(lines, (0, ""))
             if not following.lstrip().startswith("#"):
-                whole = whole[:-1] + following
-        for marker in re.findall(r"<<-?\s*[\"']?(\w+)[\"']?", whole):
-            for _, inner in lines:
-                if inner.strip() == marker:
-                    break
-        yield number, whole
+                whole = whole.rstrip()[:-1] + following
+        heredocs = tuple(
+            _heredoc(word, bool(tabs), lines) for tabs, _quote, word in HEREDOC.findall(whole)
+        )
+        match = INSTRUCTION.match(whole)
+        if match is not None:
+            yield Instruction(
+                line=number,
+                word=match.group(1).upper(),
+                rest=match.group(2).strip(),
+                heredocs=heredocs,
+            )
+
+
+def _heredoc(word: str, strips_tabs: bool, lines: Iterator[tuple[int, str]]) -> Heredoc:
+    body = []
+    for _, inner in lines:
+        if (inner.lstrip("\t") if strips_tabs else inner).rstrip() == word:
+            break
+        body.append(inner)
+    return Heredoc(word=word, strips_tabs=strips_tabs, lines=tuple(body))

@@ -1,9 +1,9 @@
 """Read tasks in the Harbor directory layout (`task.toml` schema 1.x).
 
 A task's `environment/` folder is put under `/setup` of a fresh sandbox and
-`environment/setup.sh`, if there, is run once as root: what the Dockerfile beside it says for
-those who build images. What a task asks for and this service cannot give is a rejection with
-a reason, never a task that silently means something else.
+`environment/setup.sh`, if there, is run once as root. Without one, and without an image of its
+own, a Dockerfile becomes a definition that an image is built from. What a task asks for and this
+service cannot give is a rejection with a reason, never a task that silently means something else.
 """
 
 from __future__ import annotations
@@ -11,21 +11,32 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from evaluators.base import EvaluatorFault
 from evaluators.registry import get_evaluator
 from rollouts.importers.base import RejectedTask, TaskRecord, TaskRejected, json_copy
-from rollouts.importers.dockerfile import read_dockerfile
 from rollouts.importers.folder import decode_text, read_files, read_text
+from rollouts.importers.surroundings import read_surroundings
 
 EVALUATOR = "script"
 DEFAULT_TIMEOUT_SECONDS = 600.0
 KEPT_ENVIRONMENT = ("cpus", "memory_mb", "storage_mb", "network_mode", "allowed_hosts", "env")
 REF = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")
-UNSUPPORTED_ENVIRONMENT = ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck")
+UNSUPPORTED_ENVIRONMENT = {
+    "gpus": "GPUs are given by a catalogue's environment: remove it, and import with one",
+    "gpu_types": "GPUs are given by a catalogue's environment: remove it, and import with one",
+    "tpu": "no sandbox here has one; remove it",
+    "mcp_servers": "MCP servers belong to an environment's tools: remove it, and import with one",
+    "skills_dir": "agents here read no skills; put them into the instruction",
+    "healthcheck": "nothing is started that could be waited for; let setup.sh wait for it",
+}
+STEPS = (
+    "the task has several steps, which are not supported: one sandbox is graded once here; split "
+    "it into tasks whose setup brings each step's beginning about"
+)
 
 
 def read_harbor_folder(path: Path) -> Iterator[TaskRecord | RejectedTask]:
@@ -34,12 +45,19 @@ def read_harbor_folder(path: Path) -> Iterator[TaskRecord | RejectedTask]:
     Hidden entries and plain files beside the task folders are passed over. Raises
     `NotADirectoryError` when `path` is no folder.
     """
+    return read_task_folders(path, read_harbor_task)
+
+
+def read_task_folders(
+    path: Path, read_one: Callable[[Path], TaskRecord]
+) -> Iterator[TaskRecord | RejectedTask]:
+    """Read every folder of a folder with `read_one`, in name order."""
     seen: dict[str, Path] = {}
     for folder in sorted(path.iterdir()):
         if folder.name.startswith(".") or not folder.is_dir():
             continue
         try:
-            record = read_harbor_task(folder)
+            record = read_one(folder)
         except TaskRejected as error:
             yield RejectedTask(path=folder, reason=str(error))
             continue
@@ -60,44 +78,43 @@ def read_harbor_task(path: Path) -> TaskRecord:
     if not instruction.strip():
         raise TaskRejected("instruction.md is empty; say in it what is to be done")
     if (path / "steps").exists() or config.get("steps"):
-        raise TaskRejected("the task has several steps, which are not supported; split it")
+        raise TaskRejected(STEPS)
     environment = _table(config, "environment")
     agent, verifier = _table(config, "agent"), _table(config, "verifier")
     _refuse_unsupported(path, environment, agent, verifier)
-    files = read_files(path / "environment", inside=path)
-    setup_file, dockerfile = files.get("setup.sh"), files.pop("Dockerfile", None)
-    setup = decode_text(setup_file.data, "environment/setup.sh") if setup_file else None
-    image = _text(environment, "docker_image")
-    workdir = _text(environment, "workdir")
-    if dockerfile is not None:
-        text = decode_text(dockerfile.data, "environment/Dockerfile")
-        workdir = _honour_dockerfile(text, workdir, buildable=bool(setup or image))
+    made = read_surroundings(
+        path, image=_text(environment, "docker_image"), workdir=_text(environment, "workdir")
+    )
     tests = read_files(path / "tests", inside=path)
     if "test.sh" not in tests:
         raise TaskRejected("tests/test.sh is missing; add the script that writes the reward")
     decode_text(tests["test.sh"].data, "tests/test.sh")
     metadata = dict(_table(config, "metadata"))
     settings = _evaluator_settings(metadata.pop("evaluator", {}))
+    if made.ignored:
+        metadata["dockerfile_ignored"] = list(made.ignored)
     kept = {name: environment[name] for name in KEPT_ENVIRONMENT if name in environment}
-    if workdir:
-        kept["workdir"] = workdir
-    if "env" in verifier:
-        kept["verifier_env"] = verifier["env"]
-    for name in ("env", "verifier_env"):
-        _check_env(name, kept.get(name, {}))
+    if made.workdir:
+        kept["workdir"] = made.workdir
+    for name, env in (("env", kept.get("env", {})), ("verifier_env", verifier.get("env", {}))):
+        _check_env(name, env)
+    if made.env:
+        kept["env"] = {**made.env, **kept.get("env", {})}
     return TaskRecord(
         ref=_ref(path, _table(config, "task")),
         instruction=instruction,
-        setup=setup,
-        files=files,
+        setup=made.setup,
+        files=made.files,
         tests=tests,
         solution=read_files(path / "solution", inside=path),
         agent_timeout_seconds=_seconds(agent, "agent"),
         verifier_timeout_seconds=_seconds(verifier, "verifier"),
-        image=image,
+        image=made.image,
+        build=made.build,
         environment=json_copy(kept, "[environment]"),
         evaluator=EVALUATOR,
         evaluator_settings=settings,
+        evaluator_payload=_payload(config, verifier),
         metadata=json_copy(metadata, "[metadata]"),
     )
 
@@ -122,9 +139,9 @@ def _refuse_unsupported(
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (path / "environment" / name).exists():
             raise TaskRejected(f"environment/{name}: several containers are not supported")
-    for name in UNSUPPORTED_ENVIRONMENT:
+    for name, why in UNSUPPORTED_ENVIRONMENT.items():
         if environment.get(name):
-            raise TaskRejected(f"[environment] {name} is not supported; remove it")
+            raise TaskRejected(f"[environment] {name} is not supported: {why}")
     if environment.get("os", "linux") != "linux":
         raise TaskRejected(f"[environment] os is {environment['os']!r}; only linux is supported")
     if verifier.get("environment_mode", "shared") != "shared" or verifier.get("environment"):
@@ -132,17 +149,26 @@ def _refuse_unsupported(
     for name, table in (("agent", agent), ("verifier", verifier)):
         if table.get("user") not in (None, "", "root", 0, "0"):
             raise TaskRejected(f"[{name}] user is {table['user']!r}; only root is supported")
+        if table.get("network_mode") not in (None, "", "no-network", "none"):
+            raise TaskRejected(f"[{name}] network_mode is of one part only; set [environment]'s")
+    if verifier.get("collect"):
+        raise TaskRejected("[verifier] collect is not supported; name the files under artifacts")
 
 
-def _honour_dockerfile(text: str, workdir: str | None, *, buildable: bool) -> str | None:
-    facts = read_dockerfile(text)
-    if facts.building_line is not None and not buildable:
-        raise TaskRejected(
-            f"environment/Dockerfile line {facts.building_line} is {facts.building_instruction}, "
-            "and Dockerfiles are not built here: add environment/setup.sh that does the same "
-            "from /setup, or name a built image as [environment] docker_image"
-        )
-    return workdir or facts.workdir
+def _payload(config: Mapping[str, Any], verifier: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the grading has to know beside the tests: their variables, what is kept."""
+    artifacts = config.get("artifacts", [])
+    if not isinstance(artifacts, list) or not all(isinstance(each, str) for each in artifacts):
+        raise TaskRejected("task.toml: artifacts must be a list of paths")
+    for each in artifacts:
+        if not each.startswith("/") or ".." in Path(each).parts:
+            raise TaskRejected(f"task.toml: the artifact {each!r} must be a path from the root")
+    payload: dict[str, Any] = {}
+    if verifier.get("env"):
+        payload["verifier_env"] = verifier["env"]
+    if artifacts:
+        payload["artifacts"] = artifacts
+    return json_copy(payload, "task.toml")
 
 
 def _evaluator_settings(settings: Any) -> Mapping[str, Any]:
@@ -156,7 +182,11 @@ def _evaluator_settings(settings: Any) -> Mapping[str, Any]:
 
 
 def _ref(path: Path, task: Mapping[str, Any]) -> str:
-    ref = _text(task, "name") or path.resolve().name
+    return check_ref_form(_text(task, "name") or path.resolve().name)
+
+
+def check_ref_form(ref: str) -> str:
+    """Return a task's name when it can be one; raise `TaskRejected`."""
     if not REF.match(ref) or len(ref) > 200:
         raise TaskRejected(
             f"the name {ref!r} must be letters, digits, '.', '_' and '-', with one '/' at most"
@@ -177,6 +207,8 @@ def _check_env(name: str, env: Any) -> None:
     if not isinstance(env, dict):
         raise TaskRejected(f"{name} must be a table of texts")
     for key, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
+            raise TaskRejected(f"{name} has {key!r}, which is no name of a variable")
         if not isinstance(value, str):
             raise TaskRejected(f"{name}.{key} is {value!r}; it must be a text")
         if "${" in value:

@@ -16,12 +16,14 @@ from prorl_client._async.evaluations import AsyncEvaluation
 from prorl_client._async.experiments import AsyncExperiment
 from prorl_client._async.policies import AsyncPolicy, AsyncPolicyUpdate
 from prorl_client._async.rollouts import AsyncGroup, AsyncRollout
+from prorl_client._async.task_imports import AsyncTaskImport
 from prorl_client._sync.batches import Batch
 from prorl_client._sync.client import Client
 from prorl_client._sync.evaluations import Evaluation
 from prorl_client._sync.experiments import Experiment
 from prorl_client._sync.policies import Policy, PolicyUpdate
 from prorl_client._sync.rollouts import Group, Rollout
+from prorl_client._sync.task_imports import TaskImport
 from prorl_client.errors import (
     AuthError,
     ConfigError,
@@ -56,6 +58,7 @@ __all__ = [
     "AsyncPolicy",
     "AsyncPolicyUpdate",
     "AsyncRollout",
+    "AsyncTaskImport",
     "AuthError",
     "Batch",
     "BatchRecord",
@@ -83,6 +86,7 @@ __all__ = [
     "ServerError",
     "ServerRecord",
     "ServiceUnreachable",
+    "TaskImport",
     "TaskRecord",
     "TaskSetRecord",
     "Trajectory",

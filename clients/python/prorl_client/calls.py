@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -116,11 +117,15 @@ class BatchSink:
 
 @dataclass(frozen=True)
 class Call:
-    """What to send. The same call may be sent several times: it must mean the same each time."""
+    """What to send. The same call may be sent several times: it must mean the same each time.
+
+    The body is `body`, or what the file `file` holds.
+    """
 
     method: str
     path: str
     body: bytes | None = None
+    file: Path | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_seconds: float = 0.0

@@ -218,6 +218,39 @@ class TaskSetRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskImportRecord(Record):
+    """An import of tasks; `progress` is 0 to 1, None where nobody knows."""
+
+    id: str
+    set_name: str
+    state: str
+    format: str = ""
+    source: str = ""
+    name: str = ""
+    environment: str | None = None
+    created: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    rejected: int = 0
+    number: int = 0
+    progress: float | None = None
+    error_code: str = ""
+    error: str = ""
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedRowRecord(Record):
+    """A row or folder that an import refused, and why; `raw["raw"]` is how it stood."""
+
+    number: int
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskRecord(Record):
     """One task, without what only its evaluator may know."""
 

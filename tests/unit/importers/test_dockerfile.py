@@ -1,25 +1,44 @@
-"""What is read from a Dockerfile that is not built."""
+"""What is read from a Dockerfile, built or not."""
 
 from __future__ import annotations
 
 import pytest
 
-from rollouts.importers.dockerfile import DockerfileFacts, read_dockerfile
+from rollouts.importers.dockerfile import last_workdir, read_instructions
 
 
 @pytest.mark.parametrize(
-    ("text", "workdir", "line", "word"),
+    ("text", "workdir"),
     [
-        ("", None, None, None),
-        ("FROM debian\nWORKDIR /a\nWORKDIR /b\n", "/b", None, None),
-        ("FROM debian\n\n# RUN x\nrun \\\n  WORKDIR /no\n", None, 4, "RUN"),
-        ("COPY <<EOF /a\nWORKDIR /no\nEOF\nWORKDIR /yes\n", "/yes", 1, "COPY"),
-        ("ENV A=1 \\\n# comment\n B=2\nADD x y\nRUN z\n", None, 4, "ADD"),
-        ("RUN true \\", None, 1, "RUN"),
-        ("CMD bash\nENTRYPOINT x\nLABEL RUN=1\n", None, None, None),
+        ("", None),
+        ("FROM debian\nWORKDIR /a\nWORKDIR /b\n", "/b"),
+        ("FROM debian\n\n# RUN x\nrun \\\n  WORKDIR /no\n", None),
+        ("COPY <<EOF /a\nWORKDIR /no\nEOF\nWORKDIR /yes\n", "/yes"),
+        ("RUN <<-\tEOF\n\tWORKDIR /no\n\tEOF\nWORKDIR '/yes'\n", "/yes"),
+        ("RUN <<-EOF\n\tWORKDIR /no\n\tEOF\nWORKDIR '/yes'\n", "/yes"),
+        ("RUN cat <<< WORD\nWORKDIR /yes\n", "/yes"),
     ],
 )
-def test_facts(text: str, workdir: str | None, line: int | None, word: str | None) -> None:
-    assert read_dockerfile(text) == DockerfileFacts(
-        workdir=workdir, building_line=line, building_instruction=word
+def test_the_last_workdir_counts(text: str, workdir: str | None) -> None:
+    assert last_workdir(text) == workdir
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ENV A=1 \\\n# comment\n B=2\nADD x y\nRUN z\n", [(1, "ENV"), (4, "ADD"), (5, "RUN")]),
+        ("RUN true \\", [(1, "RUN")]),
+        ("CMD bash\nENTRYPOINT x\nLABEL RUN=1\n", [(1, "CMD"), (2, "ENTRYPOINT"), (3, "LABEL")]),
+        ("COPY <<A <<B /x/\none\nA\ntwo\nB\nrun y", [(1, "COPY"), (6, "RUN")]),
+    ],
+)
+def test_instructions_and_their_lines(text: str, found: list[tuple[int, str]]) -> None:
+    assert [(each.line, each.word) for each in read_instructions(text)] == found
+
+
+def test_a_heredoc_keeps_its_lines_as_the_shell_reads_them() -> None:
+    (run,) = read_instructions("RUN <<-'EOF' sh\n\t\techo # no comment\n\n\tEOF\n")
+    assert (run.rest, [doc.text for doc in run.heredocs]) == (
+        "<<-'EOF' sh",
+        ["echo # no comment\n\n"],
     )

@@ -10,7 +10,9 @@ import pytest
 
 from rollouts.importers.base import FileContent, RejectedTask, TaskRecord, TaskRejected
 from rollouts.importers.folder import MAX_FILE_BYTES
+from rollouts.importers.formats import read_source
 from rollouts.importers.harbor import read_harbor_folder, read_harbor_task
+from rollouts.importers.options import ReadOptions
 
 TOML = """
 schema_version = "1.4"
@@ -81,10 +83,10 @@ def test_a_sound_task_is_read_whole(task: Path) -> None:
             "network_mode": "no-network",
             "env": {"LANG": "C.UTF-8"},
             "workdir": "/work",
-            "verifier_env": {"MODE": "strict"},
         },
         evaluator="script",
         evaluator_settings={"combine": "min"},
+        evaluator_payload={"verifier_env": {"MODE": "strict"}},
         metadata={"difficulty": "easy"},
     )
 
@@ -212,6 +214,18 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         "tests/pipe is not a plain file; remove it",
     ),
     "steps": (lambda t: (t / "steps").mkdir(), "several steps, which are not supported"),
+    "artifacts": (
+        lambda t: replace(t / "task.toml", 'schema_version = "1.4"', 'artifacts = ["a"]'),
+        "the artifact 'a' must be a path from the root",
+    ),
+    "network of a part": (
+        lambda t: replace(t / "task.toml", "timeout_sec = 120", 'network_mode = "public"'),
+        r"\[agent\] network_mode is of one part only",
+    ),
+    "collect": (
+        lambda t: replace(t / "task.toml", "timeout_sec = 30.5", "collect = ['/x']"),
+        r"\[verifier\] collect is not supported",
+    ),
     "compose": (
         lambda t: (t / "environment/docker-compose.yaml").write_text(""),
         "environment/docker-compose.yaml: several containers",
@@ -249,6 +263,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda t: replace(t / "task.toml", '"C.UTF-8"', "8"),
         "env.LANG is 8; it must be a text",
     ),
+    "env name": (
+        lambda t: replace(t / "task.toml", "{ LANG =", '{ "A=B" ='),
+        "env has 'A=B', which is no name of a variable",
+    ),
     "bad name": (
         lambda t: replace(t / "task.toml", "org/sample", "../up"),
         "the name '../up' must be letters",
@@ -282,13 +300,31 @@ def test_bad_tasks_are_refused_with_a_reason(task: Path, name: str) -> None:
         read_harbor_task(task)
 
 
-def test_a_dockerfile_that_only_a_build_could_honour_is_refused(task: Path) -> None:
-    replace(task / "task.toml", 'docker_image = "debian-12"', "")
+def test_a_dockerfile_is_built_where_neither_setup_nor_image_stand_for_it(task: Path) -> None:
+    assert read_harbor_task(task).build is None
     (task / "environment/setup.sh").unlink()
-    with pytest.raises(TaskRejected, match=r"Dockerfile line 2 is RUN.*setup\.sh.*docker_image"):
-        read_harbor_task(task)
-    (task / "environment/Dockerfile").write_text("FROM debian\n# RUN no\nWORKDIR '/other'\n")
-    assert read_harbor_task(task).environment["workdir"] == "/other"
+    assert read_harbor_task(task).build is None
+    replace(task / "task.toml", 'docker_image = "debian-12"', "")
+    (task / "environment/Dockerfile").write_text(
+        "FROM debian:12\nENV A=1 LANG=no\nCOPY files /data\nWORKDIR /other\nCMD x\n"
+    )
+
+    record = read_harbor_task(task)
+
+    assert record.build is not None
+    assert record.build.definition.startswith("Bootstrap: docker\nFrom: debian:12\n")
+    assert (record.image, record.setup, record.files) == (None, None, {})
+    assert record.environment["workdir"] == "/other"
+    assert record.environment["env"] == {"A": "1", "LANG": "C.UTF-8"}  # task.toml's own wins
+    assert record.metadata["dockerfile_ignored"] == ["line 5: CMD"]
+
+
+def test_artifacts_go_to_the_grading(task: Path) -> None:
+    replace(task / "task.toml", 'schema_version = "1.4"', 'artifacts = ["/app/out.csv"]')
+    assert read_harbor_task(task).evaluator_payload == {
+        "verifier_env": {"MODE": "strict"},
+        "artifacts": ["/app/out.csv"],
+    }
 
 
 def test_one_bad_task_hides_no_other(tmp_path: Path) -> None:
@@ -311,3 +347,19 @@ def test_one_bad_task_hides_no_other(tmp_path: Path) -> None:
 def test_no_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(read_harbor_folder(tmp_path / "none"))
+
+
+def test_settings_of_the_import_are_for_what_the_task_does_not_say(task: Path) -> None:
+    options = ReadOptions(evaluator_settings={"scope": "whole", "combine": "max"})
+    (item,) = read_source(task.parent, "harbor", options)
+
+    assert isinstance(item.entry, TaskRecord)
+    assert item.entry.evaluator_settings == {"scope": "whole", "combine": "min"}
+
+
+def test_settings_of_the_import_that_do_not_fit_refuse_the_task(task: Path) -> None:
+    options = ReadOptions(evaluator_settings={"scope": "everything"})
+    (item,) = read_source(task.parent, "harbor", options)
+
+    assert isinstance(item.entry, RejectedTask)
+    assert "setting 'scope' is 'everything'" in item.entry.reason

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from rollouts.importers.base import RejectedTask, TaskRecord
-from rollouts.importers.jsonl import read_jsonl
+from rollouts.importers.base import RejectedTask, TaskRecord, TaskRejected
+from rollouts.importers.jsonl import read_jsonl, read_plain_row
+from rollouts.importers.options import ReadOptions
 
 GOOD: dict[str, Any] = {"ref": "a", "instruction": "What is 1 + 1?", "answer": 2}
 
@@ -75,7 +76,7 @@ def test_a_line_may_name_its_evaluator(tmp_path: Path) -> None:
         ("[" * 100_000, "the line is not JSON"),
         ("[]", "the line is not a JSON object"),
         (b"\xff", "the line is not UTF-8 text"),
-        (json.dumps({**GOOD, "prompt": "x"}), "unknown field 'prompt'"),
+        (json.dumps({**GOOD, "prompt": "x"}), "unknown field 'prompt'.*with a mapping"),
         (json.dumps({**GOOD, "ref": ""}), "'ref' must be a text"),
         (json.dumps({**GOOD, "ref": 3}), "'ref' must be a text"),
         (json.dumps({**GOOD, "ref": "x" * 201}), "'ref' has more than 200"),
@@ -106,16 +107,40 @@ def test_a_bad_line_is_refused_and_hides_no_other(
     assert re.search(reason, bad.reason), bad.reason
 
 
-def test_a_ref_is_taken_once(tmp_path: Path) -> None:
-    read_twice = read(tmp_path, json.dumps(GOOD), json.dumps(GOOD))
-    assert read_twice[1] == RejectedTask(
-        path=tmp_path / "tasks.jsonl:2", reason="ref 'a' is taken by line 1; choose another"
+def test_a_line_that_is_too_long_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollouts.importers.rows.MAX_ROW_BYTES", 200)
+    monkeypatch.setattr("rollouts.importers.rows._CHUNK", 64)
+    entries = read(tmp_path, json.dumps(GOOD), "x" * 1000, json.dumps({**GOOD, "ref": "z"}))
+    assert [type(entry) for entry in entries] == [TaskRecord, RejectedTask, TaskRecord]
+
+
+MAPPING = {"instruction": "question", "answer": "solution.final", "ref": "id"}
+MAPPED = {"id": 7, "question": "1 + 1?", "solution": {"final": "2", "steps": "…"}, "level": "easy"}
+
+
+def test_a_mapping_says_which_column_is_what_and_the_rest_is_kept_hidden() -> None:
+    record = read_plain_row(MAPPED, ReadOptions(mapping=MAPPING))
+    assert record == TaskRecord(
+        ref="7",
+        instruction="1 + 1?",
+        evaluator="exact",
+        evaluator_payload={"answer": "2"},
+        source={"solution": MAPPED["solution"], "level": "easy"},
     )
 
 
-def test_a_line_without_end_stops_the_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rollouts.importers.jsonl.MAX_LINE_BYTES", 200)
-    entries = read(tmp_path, json.dumps(GOOD), "x" * 201, json.dumps({**GOOD, "ref": "z"}))
-    assert [type(entry) for entry in entries] == [TaskRecord, RejectedTask]
+def test_a_mapping_reads_a_prompt_of_messages_and_makes_a_reference() -> None:
+    mapping = {"messages": "prompt", "answer": "a"}
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    record = read_plain_row({"prompt": prompt, "a": 2}, ReadOptions(mapping=mapping))
+    again = read_plain_row({"a": 2, "prompt": prompt}, ReadOptions(mapping=mapping))
+    assert (record.instruction, record.messages) == ("1 + 1?", tuple(prompt))
+    assert record.ref == again.ref
+    assert record.ref.startswith("row-")
+
+
+def test_a_mapped_column_that_is_missing_refuses_the_row() -> None:
+    with pytest.raises(TaskRejected, match="column 'question', mapped to 'instruction', is miss"):
+        read_plain_row({"id": 1, "solution": {"final": 2}}, ReadOptions(mapping=MAPPING))

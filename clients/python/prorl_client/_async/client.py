@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ from prorl_client._async.evaluations import AsyncEvaluation
 from prorl_client._async.experiments import AsyncExperiment
 from prorl_client._async.policies import AsyncPolicy
 from prorl_client._async.rollouts import AsyncGroup, AsyncRollout, wait_for_groups
+from prorl_client._async.task_imports import AsyncTaskImport
 from prorl_client._async.transport import AsyncTransport
 from prorl_client._sync.transport import Transport
 from prorl_client.calls import Answer, Call, batch_call, call, new_key, segment
@@ -27,6 +30,7 @@ from prorl_client.records import (
     TaskSetRecord,
 )
 from prorl_client.retries import RetryPolicy
+from prorl_client.uploads import sendable
 
 _R = TypeVar("_R", bound=Record)
 
@@ -265,6 +269,28 @@ class AsyncClient:
         """Yield the tasks of a set by `ref` and `environment`."""
         async for row in self.pages(f"/task-sets/{segment(task_set_id)}/tasks/", **filters):
             yield TaskRecord.parse(row)
+
+    async def import_tasks(
+        self, path: str | Path, set_name: str, *, options: Any = None, **settings: str | None
+    ) -> AsyncTaskImport:
+        """Send a file or folder of tasks to be imported into a task set, as an operator may.
+
+        Settings: `format`, `environment`, `description`; `options` say how rows are read.
+        """
+        given = {name: each for name, each in settings.items() if each}
+        if options:
+            given["options"] = json.dumps(options)
+        with sendable(Path(path)) as file:
+            params = {**given, "set_name": set_name, "name": Path(path).name}
+            headers = {"Content-Type": "application/octet-stream"}
+            sent = Call("POST", "/task-sets/imports/", file=file, params=params, headers=headers)
+            data = (await self.send(sent)).content
+        return AsyncTaskImport.parse(data, client=self)
+
+    async def task_import(self, import_id: str) -> AsyncTaskImport:
+        """Return an import as it stands. Raises NotFound."""
+        data = await self.get(f"/task-sets/imports/{segment(import_id)}/")
+        return AsyncTaskImport.parse(data, client=self)
 
     def _extend(self, batch_id: str, seconds: float) -> None:
         """Lengthen a lease, from the keeper's thread and over connections of its own."""

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ from prorl_client._sync.evaluations import Evaluation
 from prorl_client._sync.experiments import Experiment
 from prorl_client._sync.policies import Policy
 from prorl_client._sync.rollouts import Group, Rollout, wait_for_groups
+from prorl_client._sync.task_imports import TaskImport
 from prorl_client._sync.transport import Transport
 from prorl_client.calls import Answer, Call, batch_call, call, new_key, segment
 from prorl_client.config import find_address
@@ -27,6 +30,7 @@ from prorl_client.records import (
     TaskSetRecord,
 )
 from prorl_client.retries import RetryPolicy
+from prorl_client.uploads import sendable
 
 _R = TypeVar("_R", bound=Record)
 
@@ -265,6 +269,28 @@ class Client:
         """Yield the tasks of a set by `ref` and `environment`."""
         for row in self.pages(f"/task-sets/{segment(task_set_id)}/tasks/", **filters):
             yield TaskRecord.parse(row)
+
+    def import_tasks(
+        self, path: str | Path, set_name: str, *, options: Any = None, **settings: str | None
+    ) -> TaskImport:
+        """Send a file or folder of tasks to be imported into a task set, as an operator may.
+
+        Settings: `format`, `environment`, `description`; `options` say how rows are read.
+        """
+        given = {name: each for name, each in settings.items() if each}
+        if options:
+            given["options"] = json.dumps(options)
+        with sendable(Path(path)) as file:
+            params = {**given, "set_name": set_name, "name": Path(path).name}
+            headers = {"Content-Type": "application/octet-stream"}
+            sent = Call("POST", "/task-sets/imports/", file=file, params=params, headers=headers)
+            data = (self.send(sent)).content
+        return TaskImport.parse(data, client=self)
+
+    def task_import(self, import_id: str) -> TaskImport:
+        """Return an import as it stands. Raises NotFound."""
+        data = self.get(f"/task-sets/imports/{segment(import_id)}/")
+        return TaskImport.parse(data, client=self)
 
     def _extend(self, batch_id: str, seconds: float) -> None:
         """Lengthen a lease, from the keeper's thread and over connections of its own."""

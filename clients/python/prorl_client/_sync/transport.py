@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,14 @@ logger = logging.getLogger("prorl_client")
 
 CONNECT_SECONDS = 10.0
 MAX_PROBLEM_BYTES = 1_000_000
+PIECE_BYTES = 256 * 1024
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yield a file piece by piece."""
+    with path.open("rb") as stream:
+        while piece := stream.read(PIECE_BYTES):
+            yield piece
 
 
 class Transport:
@@ -99,12 +108,15 @@ class Transport:
     def _request(self, call: Call, request_id: str) -> httpx.Request:
         path = call.path if call.path.startswith(("http://", "https://")) else PREFIX + call.path
         read = self.timeout + (call.wait_seconds and call.wait_seconds + WAIT_MARGIN_SECONDS)
+        headers = {"X-Request-ID": request_id, **call.headers}
+        if call.file is not None:
+            headers["Content-Length"] = str(call.file.stat().st_size)
         return self._client().build_request(
             call.method,
             path,
-            content=call.body,
+            content=call.body if call.file is None else _pieces(call.file),
             params=call.params or None,
-            headers={"X-Request-ID": request_id, **call.headers},
+            headers=headers,
             timeout=httpx.Timeout(self.timeout, connect=CONNECT_SECONDS, read=read),
         )
 

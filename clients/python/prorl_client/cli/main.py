@@ -159,10 +159,15 @@ def _task_commands(commands: Any) -> None:
     found.add_argument("task_set", nargs="?", metavar="SET", help="name or id")
     _limited(found, resources.tasks_list)
     imported = below.add_parser(
-        "import", help="send a file's tasks to an experiment, which samples them"
+        "import",
+        help="have the service import a file or folder into a task set (operators), or send a "
+        "file's tasks to an experiment, which samples them",
     )
-    imported.add_argument("file", help="a JSON object a line; - is stdin")
-    imported.add_argument("--experiment", required=True, help="name or id")
+    imported.add_argument("file", metavar="PATH", help="file or folder; - is stdin")
+    imported.add_argument("--set", dest="set_name", help="the task set; the service imports")
+    imported.add_argument("--format", help="such as harbor, swe or verl; else told by the content")
+    imported.add_argument("--options", help="how rows are read: JSON, or a file of it")
+    imported.add_argument("--experiment", help="name or id: its own tasks, a JSON object a line")
     imported.add_argument("--environment", help="of tasks that name none: name or name@version")
     _submitting(imported, resources.tasks_import)
 

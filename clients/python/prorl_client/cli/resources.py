@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from prorl_client import Client, Trajectory
@@ -12,9 +14,11 @@ from prorl_client.cli.lookup import find_experiment, find_task_set
 from prorl_client.cli.output import Output, block
 from prorl_client.cli.task_files import read_tasks
 from prorl_client.errors import ConfigError
+from prorl_client.progress import Progress
 
 SERVER_COLUMNS = ("id", "policy", "url", "kind", "state", "healthy", "max_in_flight", "detail")
 SET_COLUMNS = ("id", "name", "task_count", "description")
+COUNTS = ("created", "changed", "unchanged", "rejected")
 TASK_COLUMNS = ("id", "ref", "environment", "instruction")
 
 
@@ -61,7 +65,11 @@ def tasks_list(client: Client, args: Namespace, out: Output) -> int:
 
 
 def tasks_import(client: Client, args: Namespace, out: Output) -> int:
-    """Send the tasks of a file along with groups of an experiment."""
+    """Have a file or folder imported, or send its tasks along with groups of an experiment."""
+    if (args.set_name is None) == (args.experiment is None):
+        raise ConfigError("Give --set to import into a task set, or --experiment to sample them.")
+    if args.set_name is not None:
+        return _import_set(client, args, out)
     tasks = list(read_tasks(args.file, environment=args.environment))
     if not tasks:
         raise ConfigError(f"{args.file} holds no task.")
@@ -70,9 +78,38 @@ def tasks_import(client: Client, args: Namespace, out: Output) -> int:
     out.say(
         f"Sent {len(tasks)} tasks to {experiment.name} as groups that are sampled now; they are in "
         "its own task set. A task set that experiments share is an operator's to make: "
-        "`manage.py import_tasks`."
+        "`prorl tasks import --set`."
     )
     return show_groups(client, groups, args, out)
+
+
+def _import_set(client: Client, args: Namespace, out: Output) -> int:
+    began = client.import_tasks(
+        args.file,
+        args.set_name,
+        format=args.format,
+        environment=args.environment,
+        options=_options(args.options),
+    )
+    with Progress(f"import {began.name}", 1000, shown=args.progress) as bar:
+        done = began.wait(args.timeout, seen=lambda now: bar.set(int(1000 * (now.progress or 0))))
+    counts = ", ".join(f"{getattr(done, name)} {name}" for name in COUNTS)
+    out.value(dict(done.raw), f"{done.id}  {done.state}  {done.format}: {counts}")
+    for row in done.rejected_rows():
+        out.say(f"refused {row.place}: {row.reason}")
+    if done.error:
+        out.say(f"prorl: {done.error}")
+    return 0 if done.state == "done" and not done.rejected else 1
+
+
+def _options(text: str | None) -> Any:
+    if text is None:
+        return None
+    given = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
+    try:
+        return json.loads(given)
+    except ValueError as fault:
+        raise ConfigError(f"--options is not JSON: {fault}") from fault
 
 
 def trajectory_show(client: Client, args: Namespace, out: Output) -> int:
