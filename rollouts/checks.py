@@ -7,8 +7,10 @@ from celery.app.defaults import NAMESPACES, flatten
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from evaluators.registry import EVALUATORS
 from rollouts.filters.registry import FILTERS
 from rollouts.handlers.registry import HANDLERS
+from sandboxes.setup_files import VARIABLE_PREFIX
 
 CLIENT_VARIABLES = frozenset({"PRORL_URL", "PRORL_TOKEN", "PRORL_CONFIG", "PRORL_PROFILE"})
 
@@ -74,7 +76,7 @@ def check_setting_names(**_: Any) -> list[CheckMessage]:
             id="rollouts.E003",
         )
         for name in settings.ENV.unknown("PRORL_")
-        if name not in CLIENT_VARIABLES
+        if name not in CLIENT_VARIABLES and not name.startswith(VARIABLE_PREFIX)
     ]
 
 
@@ -116,6 +118,19 @@ def check_group_filters(**_: Any) -> list[CheckMessage]:
             id="rollouts.W008",
         )
         for fault in FILTERS.faults
+    ]
+
+
+@register()
+def check_evaluators(**_: Any) -> list[CheckMessage]:
+    """Tell which evaluators were left out; the others work."""
+    return [
+        Warning(
+            f"An evaluator was left out: {fault}",
+            hint="See docs/evaluators.md; environments that name it cannot be scored.",
+            id="rollouts.W009",
+        )
+        for fault in EVALUATORS.faults
     ]
 
 

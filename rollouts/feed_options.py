@@ -56,7 +56,8 @@ class FeedSettings:
     groups_in_flight: how many are kept open or ready; null: two batches, one at lag 0.
     seed, shuffle: the order of an epoch. epochs: how often to go through the tasks; null: for ever.
     weights: by the name of a task set, how often each of its tasks comes in an epoch (default 1).
-    skip: tasks that are not drawn, by reference or id.
+    skip: tasks that are not drawn, by reference or id. skip_flaky: nor are those that scored
+    differently when a verification repeated them.
     """
 
     batch_groups: int | None = None
@@ -67,6 +68,7 @@ class FeedSettings:
     weights: Mapping[str, float] = field(default_factory=dict)
     curriculum: Curriculum | None = None
     skip: tuple[str, ...] = ()
+    skip_flaky: bool = False
 
     @classmethod
     def parse(cls, values: Any) -> Self:
@@ -140,9 +142,9 @@ def _whole_or_null(name: str, low: int, high: int) -> Any:
     return lambda value: None if value is None else _whole(name, value, low, high)
 
 
-def _shuffle(value: Any) -> bool:
+def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidValue(f"feed_settings.shuffle must be true or false, not {value!r}.")
+        raise InvalidValue(f"{name} must be true or false, not {value!r}.")
     return value
 
 
@@ -176,9 +178,10 @@ _PARSERS: dict[str, Any] = {
     "batch_groups": _whole_or_null("feed_settings.batch_groups", 1, MAX_BATCH_GROUPS),
     "groups_in_flight": _whole_or_null("feed_settings.groups_in_flight", 1, MAX_IN_FLIGHT),
     "seed": lambda value: _whole("feed_settings.seed", value, 0, 2**62),
-    "shuffle": _shuffle,
+    "shuffle": lambda value: _flag("feed_settings.shuffle", value),
     "epochs": _whole_or_null("feed_settings.epochs", 1, 1_000_000),
     "weights": _weights,
     "curriculum": lambda value: None if value is None else Curriculum.parse(value),
     "skip": _skip,
+    "skip_flaky": lambda value: _flag("feed_settings.skip_flaky", value),
 }

@@ -1,18 +1,23 @@
 """Queries on the assembly line."""
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from rollouts.states import (
     COMING,
+    IMPORT_ACTIVE,
+    OPEN_REEVALUATION,
     OPEN_UPDATE,
     AttemptState,
     BatchState,
     GroupState,
+    ImportState,
     Outcome,
+    Purpose,
     RolloutState,
     ServerState,
 )
@@ -21,13 +26,17 @@ if TYPE_CHECKING:
     from rollouts.models import (  # noqa: F401
         Attempt,
         Batch,
+        Evaluation,
         EvaluationRun,
         Experiment,
         Group,
         InferenceServer,
         Policy,
         PolicyUpdate,
+        Reevaluation,
         Rollout,
+        Task,
+        TaskImport,
         Webhook,
         Worker,
     )
@@ -49,7 +58,20 @@ class ExperimentQuerySet(models.QuerySet["Experiment"]):
 
     def visible_to(self, user: Any, token: Any = None) -> "ExperimentQuerySet":
         """Keep what the caller may see."""
-        return self.filter(_visible(user, token, ""))
+        shown = self.exclude(purpose=Purpose.VERIFICATION)
+        return shown.filter(_visible(user, token, ""))
+
+
+class TaskQuerySet(models.QuerySet["Task"]):
+    """Adjectives of tasks."""
+
+    def flaky(self) -> "TaskQuerySet":
+        """Keep those whose present content scored differently when it was repeated."""
+        return self.exclude(flaky_hash="").filter(flaky_hash=F("content_hash"))
+
+    def steady(self) -> "TaskQuerySet":
+        """Keep the others."""
+        return self.filter(Q(flaky_hash="") | ~Q(flaky_hash=F("content_hash")))
 
 
 class GroupQuerySet(models.QuerySet["Group"]):
@@ -82,6 +104,31 @@ class RolloutQuerySet(models.QuerySet["Rollout"]):
     def scored(self) -> "RolloutQuerySet":
         """Keep what has a reward."""
         return self.filter(outcome=Outcome.SCORED)
+
+
+class EvaluationQuerySet(models.QuerySet["Evaluation"]):
+    """Adjectives of scorings."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "EvaluationQuerySet":
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "rollout__experiment__"))
+
+
+class ReevaluationQuerySet(models.QuerySet["Reevaluation"]):
+    """Adjectives of re-evaluations."""
+
+    def visible_to(self, user: Any, token: Any = None) -> "ReevaluationQuerySet":
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "experiment__"))
+
+    def open(self) -> "ReevaluationQuerySet":
+        """Keep what is not over."""
+        return self.filter(state__in=OPEN_REEVALUATION)
+
+    def unheld(self) -> "ReevaluationQuerySet":
+        """Keep what is not over and in no worker's hands, by the database's clock."""
+        free = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=Now())
+        return self.open().filter(free)
 
 
 class AttemptQuerySet(models.QuerySet["Attempt"]):
@@ -183,3 +230,22 @@ class WebhookQuerySet(models.QuerySet["Webhook"]):
     def visible_to(self, user: Any, token: Any = None) -> "WebhookQuerySet":
         """Keep what the caller may see."""
         return self.filter(_visible(user, token, "experiment__"))
+
+
+class TaskImportQuerySet(models.QuerySet["TaskImport"]):
+    """Adjectives of imports."""
+
+    def active(self) -> "TaskImportQuerySet":
+        """Keep what is queued or running."""
+        return self.filter(state__in=IMPORT_ACTIVE)
+
+    def silent(self, seconds: float) -> "TaskImportQuerySet":
+        """Keep what runs by its row and has not been heard of, by the database's clock."""
+        limit = Now() - timedelta(seconds=seconds)
+        return self.filter(state=ImportState.RUNNING, heartbeat_at__lt=limit)
+
+    def waiting(self, seconds: float) -> "TaskImportQuerySet":
+        """Keep what is queued and was last published longer ago, by the database's clock."""
+        limit = Now() - timedelta(seconds=seconds)
+        late = Q(published_at__isnull=True) | Q(published_at__lt=limit)
+        return self.filter(late, state=ImportState.QUEUED)

@@ -18,6 +18,8 @@ STAGE_TASK: Final = {
     RUN: "rollouts.tasks.run_run",
     EVAL: "rollouts.tasks.run_eval",
 }
+IMPORT_TASK: Final = "rollouts.tasks.import_tasks"
+REEVALUATION_TASK: Final = "rollouts.tasks.run_reevaluation"
 SWEEP_TASK: Final = "rollouts.tasks.sweep_node"
 IMAGE_TASK: Final = "rollouts.tasks.image_build"
 DISPATCH_TASK: Final = "rollouts.tasks.control_dispatch"

@@ -126,10 +126,49 @@ class ExperimentState(models.TextChoices):
 
 
 class Purpose(models.TextChoices):
-    """What an experiment's rollouts are for: evaluation goes before training."""
+    """What an experiment's rollouts are for: evaluation goes before training.
+
+    Those of a verification ask no policy, and no trainer sees their experiment.
+    """
 
     TRAINING = "training", "training"
     EVALUATION = "evaluation", "evaluation"
+    VERIFICATION = "verification", "verification"
+
+
+class VerificationState(models.TextChoices):
+    """Life of a verification."""
+
+    RUNNING = "running", "running"
+    DONE = "done", "done"
+    CANCELLED = "cancelled", "cancelled"
+
+
+class Verdict(models.TextChoices):
+    """What a verification found; undecided says nothing about its environment."""
+
+    VERIFIED = "verified", "verified"
+    BROKEN = "broken", "broken"
+    UNDECIDED = "undecided", "undecided"
+
+
+class EvaluationSource(models.TextChoices):
+    """What an evaluation is part of."""
+
+    ROLLOUT = "rollout", "the rollout itself"
+    REEVALUATION = "reevaluation", "a later re-evaluation"
+
+
+class ReevaluationState(models.TextChoices):
+    """Life of a re-evaluation."""
+
+    QUEUED = "queued", "queued"
+    RUNNING = "running", "running"
+    DONE = "done", "done"
+    CANCELLED = "cancelled", "cancelled"
+
+
+OPEN_REEVALUATION = (ReevaluationState.QUEUED, ReevaluationState.RUNNING)
 
 
 class Feed(models.TextChoices):
@@ -179,3 +218,23 @@ class LagAction(models.TextChoices):
 OPEN_UPDATE = (UpdateState.QUIESCING, UpdateState.READY)
 # In these modes no request is under way once the update is ready.
 HOLDS_CALLS = (UpdateMode.DRAIN_CALLS, UpdateMode.ABORT)
+
+
+class ImportState(models.TextChoices):
+    """Life of an import of tasks."""
+
+    QUEUED = "queued", "queued"
+    RUNNING = "running", "running"
+    DONE = "done", "done"
+    FAILED = "failed", "failed"
+    CANCELLED = "cancelled", "cancelled"
+
+
+class ImportSource(models.TextChoices):
+    """Where an import reads from."""
+
+    UPLOAD = "upload", "upload"
+    PATH = "path", "path"
+
+
+IMPORT_ACTIVE = (ImportState.QUEUED, ImportState.RUNNING)

@@ -13,12 +13,16 @@ from rollouts.services.early_end import cancel_leftovers, end_early
 from rollouts.services.event_counts import tell_counts_soon
 from rollouts.services.feed import feed_all, feed_experiment
 from rollouts.services.image_builds import dispatch_image_builds
+from rollouts.services.import_claim import recover_imports
 from rollouts.services.policy_alarms import abandon_overdue_updates
 from rollouts.services.policy_updates import advance_updates
 from rollouts.services.reap import reap, request_sweeps
+from rollouts.services.reevaluations import publish_open_reevaluations
 from rollouts.services.servers import check_servers
+from rollouts.services.verifications import advance_verifications
 from rollouts.services.webhook_delivery import deliver_webhooks
 from rollouts.stages.database import database
+from rollouts.stages.importing import run_import
 from sandboxes.services.image_claim import recover_builds
 from sandboxes.services.image_work import carry_out_build
 from sandboxes.services.node import sweep_node as sweep_this_node
@@ -50,6 +54,14 @@ def run_eval(attempt_id: str, **_: Any) -> None:
     _carry_out(attempt_id)
 
 
+@shared_task(name=queues.REEVALUATION_TASK)
+def run_reevaluation(reevaluation_id: str, **_: Any) -> None:
+    """Score some more of a re-evaluation's rollouts."""
+    from rollouts.stages.reevaluating import carry_on
+
+    carry_on(UUID(reevaluation_id))
+
+
 @shared_task(name=queues.SWEEP_TASK)
 def sweep_node(node: str, **_: Any) -> None:
     """Remove what nothing owns from the node that this worker runs on."""
@@ -72,6 +84,12 @@ def _is_ending() -> bool:
     return any(flag is not None and flag is not False for flag in flags)  # 0 is an exit code
 
 
+@shared_task(name=queues.IMPORT_TASK)
+def import_tasks(import_id: str, **_: Any) -> None:
+    """Carry out an import of tasks, in a process of its own."""
+    run_import(import_id=UUID(import_id), stopping=_is_ending)
+
+
 @shared_task(name=queues.DISPATCH_TASK)
 def control_dispatch(**_: Any) -> None:
     """Start what free slots can start, and image builds."""
@@ -84,10 +102,14 @@ def control_dispatch(**_: Any) -> None:
 
 @shared_task(name=queues.GROUPS_TASK)
 def control_groups(experiment_id: str, **_: Any) -> None:
-    """End what can no longer enter an experiment's batch, and what goes on in ended groups."""
+    """End what can no longer enter an experiment's batch, and what goes on in ended groups.
+
+    The last group of a verification ends that too.
+    """
     with database():
         end_early(experiment_id=UUID(experiment_id))
         cancel_leftovers(experiment_id=UUID(experiment_id))
+        advance_verifications(experiment_id=UUID(experiment_id))
 
 
 @shared_task(name=queues.FEED_TASK)
@@ -107,7 +129,10 @@ def control_reap(**_: Any) -> None:
     """Put right what dead workers and lost messages leave."""
     with database():
         reaped = reap()
+        publish_open_reevaluations()
         recover_builds()
+        recover_imports()
+        advance_verifications()
     logger.debug("%s", reaped)
 
 

@@ -26,6 +26,7 @@ from sandboxes.states import (
     SandboxPurpose,
     SandboxState,
     SnapshotState,
+    Verified,
 )
 
 validate_name = RegexValidator(
@@ -88,6 +89,12 @@ class Environment(models.Model):
         help_text="Empty: rollouts need no sandbox and run on any node.",
     )
     setup = models.TextField(blank=True, help_text="Bash script, run as root in a fresh sandbox.")
+    files = models.JSONField(
+        default=dict,
+        db_default={},
+        blank=True,
+        help_text="Put under /setup for every setup: path to base64 and mode.",
+    )
     workdir = models.CharField(max_length=200, default="/app")
     agent = models.CharField(max_length=99, default="command_line")
     agent_settings = models.JSONField(default=dict, blank=True)
@@ -131,6 +138,21 @@ class Environment(models.Model):
     )
     evaluator = models.CharField(max_length=99, default="script")
     evaluator_settings = models.JSONField(default=dict, blank=True)
+    secrets = models.JSONField(
+        default=dict,
+        db_default={},
+        blank=True,
+        help_text='By reference, never the value: {"TOKEN": {"from": "env:TOKEN", "to": '
+        '["setup", "tools", "evaluator"]}}.',
+    )
+    verification = models.CharField(
+        max_length=16,
+        choices=Verified.choices,
+        default=Verified.UNVERIFIED,
+        db_default=Verified.UNVERIFIED,
+        editable=False,
+    )
+    verified_at = models.DateTimeField(null=True, editable=False)
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = EnvironmentQuerySet.as_manager()
@@ -139,6 +161,13 @@ class Environment(models.Model):
         ordering = ["name", "-version"]
         constraints = [
             models.UniqueConstraint(fields=["name", "version"], name="environment_version_unique"),
+        ]
+        indexes = [
+            models.Index(
+                fields=["name"],
+                name="environment_broken",
+                condition=Q(verification=Verified.BROKEN),
+            ),
         ]
 
     def __str__(self) -> str:

@@ -18,6 +18,14 @@ class PromptFormat(models.TextChoices):
     JINJA = "jinja", "jinja: as Jinja2 templates"
 
 
+class Verified(models.TextChoices):
+    """What the last verification found of an environment's version."""
+
+    UNVERIFIED = "unverified", "unverified"
+    VERIFIED = "verified", "verified"
+    BROKEN = "broken", "broken"
+
+
 class ImageReuse(models.TextChoices):
     """When an explicit build takes what a node has built before."""
 

@@ -18,11 +18,14 @@ from rollouts.models import (
     InferenceServer,
     Policy,
     PolicyUpdate,
+    RejectedRow,
     Rollout,
     Task,
+    TaskImport,
     TaskSet,
     TrainerToken,
     Trajectory,
+    Verification,
     Worker,
 )
 from rollouts.options import Budgets, Sampling
@@ -33,6 +36,7 @@ from rollouts.states import (
     BatchState,
     GroupState,
     Outcome,
+    Purpose,
     RolloutState,
     Stage,
     StopReason,
@@ -148,6 +152,22 @@ def make_policy_update(**columns: Any) -> PolicyUpdate:
             "mode": UpdateMode.NONE,
             "state": UpdateState.READY,
             "ready_at": timezone.now(),
+            **columns,
+        }
+    )
+
+
+def make_verification(**columns: Any) -> Verification:
+    """Return a running verification of one task of an environment without a sandbox."""
+    if "environment" not in columns:
+        columns["environment"] = make_environment()
+    if "experiment" not in columns:
+        columns["experiment"] = make_experiment(policy=None, purpose=Purpose.VERIFICATION)
+    return Verification.objects.create(
+        **{
+            "task_count": 1,
+            "repeats": 2,
+            "deadline_at": timezone.now() + timedelta(hours=1),
             **columns,
         }
     )
@@ -329,3 +349,26 @@ def make_batch(*, groups: Sequence[Group], **columns: Any) -> Batch:
     ids: list[UUID] = [group.pk for group in groups]
     Group.objects.filter(pk__in=ids).update(state=GroupState.LEASED, batch=batch)
     return batch
+
+
+def make_task_import(**columns: Any) -> TaskImport:
+    """Return a queued import of a path; nothing is there."""
+    return TaskImport.objects.create(
+        **{
+            "set_name": unique("set"),
+            "format": "jsonl",
+            "source": "path",
+            "name": "/data/rows.jsonl",
+            "path": "/data/rows.jsonl",
+            **columns,
+        }
+    )
+
+
+def make_rejected_row(**columns: Any) -> RejectedRow:
+    """Return a row that an import refused."""
+    if "task_import" not in columns:
+        columns["task_import"] = make_task_import()
+    return RejectedRow.objects.create(
+        **{"number": 1, "place": "rows.jsonl:1", "reason": "no JSON", "raw": "{", **columns}
+    )

@@ -90,6 +90,7 @@ description = "Open the {colour} box and do what its note says"
 
 [metadata.evaluator]
 range = [0.0, 1.0]
+workspace = ["/var/lib/boxes"]
 
 [agent]
 timeout_sec = 120.0

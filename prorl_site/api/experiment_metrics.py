@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from rollouts.inference.router import Router
 from rollouts.models import Experiment
 from rollouts.services.experiment_metrics import ExperimentMetrics, measure_experiment
-from rollouts.states import ExperimentState
+from rollouts.states import ExperimentState, Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,11 @@ class ExperimentCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families; none without an active experiment."""
-        active = Experiment.objects.filter(state=ExperimentState.ACTIVE).select_related("policy")
+        active = (
+            Experiment.objects.filter(state=ExperimentState.ACTIVE)
+            .exclude(purpose=Purpose.VERIFICATION)
+            .select_related("policy")
+        )
         families = {
             name: GaugeMetricFamily(name, text, labels=["experiment", *labels])
             for name, (text, labels) in _FAMILIES.items()

@@ -9,6 +9,7 @@ from rest_framework.routers import SimpleRouter
 from evaluators.registry import EVALUATORS
 from rollouts.api.idempotent import idempotent
 from rollouts.handlers.registry import HANDLERS
+from rollouts.services.environment_check import file_and_secret_errors
 from rollouts.services.prompts import prompt_rule, tool_rule
 from sandboxes.api import views
 from sandboxes.api.image_builds import ImageBuildViewSet
@@ -25,7 +26,7 @@ class CatalogueEnvironments(views.EnvironmentViewSet):
 
     create: Any = idempotent()(views.EnvironmentViewSet.create)
     registries = {"agents": HANDLERS, "evaluators": EVALUATORS}
-    rules = (prompt_rule, tool_rule)
+    rules = (prompt_rule, tool_rule, file_and_secret_errors)
 
 
 router = SimpleRouter(use_regex_path=False)

@@ -246,11 +246,12 @@ SPECTACULAR_SETTINGS = {
             "rollouts": [
                 *("AttemptState", "BatchState", "ExperimentState", "GroupState"),
                 *("Outcome", "Purpose", "RolloutState", "ServerState", "Stage", "StopReason"),
-                "UpdateMode",
+                *("ReevaluationState", "UpdateMode", "Verdict", "VerificationState"),
             ],
             "sandboxes": [
                 *("ImageBuildKind", "ImageBuildState", "ImageReuse", "ImageState"),
                 *("Network", "PromptFormat", "SandboxPurpose", "SandboxState"),
+                "Verified",
             ],
         }.items()
         for name in names
@@ -331,6 +332,13 @@ AGENT_HANDLERS = ENV.words("PRORL_AGENT_HANDLERS")
 # Groups ------------------------------------------------------------------------------------------
 GROUP_FILTERS = ENV.words("PRORL_GROUP_FILTERS")
 
+# Evaluators --------------------------------------------------------------------------------------
+EVALUATORS = ENV.words("PRORL_EVALUATORS")
+# Patterns of the hosts that environments may name as judges; empty: any.
+JUDGE_HOSTS = ENV.words("PRORL_JUDGE_HOSTS")
+JUDGE_CACHE = ENV.text("PRORL_JUDGE_CACHE", str(VAR_DIR / "judge-cache"))
+JUDGE_CACHE_BYTES = ENV.integer("PRORL_JUDGE_CACHE_BYTES", 256 * 1024 * 1024, minimum=0)
+
 # Chat servers ------------------------------------------------------------------------------------
 # Patterns of the hosts that trainers may name as inference servers; empty: any.
 INFERENCE_HOSTS = ENV.words("PRORL_INFERENCE_HOSTS")
@@ -349,3 +357,14 @@ WEBHOOK_GIVE_UP_DAYS = ENV.seconds("PRORL_WEBHOOK_GIVE_UP_DAYS", 5, minimum=0.01
 # The reference system's surface -------------------------------------------------------------------
 # TOML or JSON file that maps its requests onto policies and environments; empty: not served.
 REFERENCE_SURFACE = ENV.text("PRORL_REFERENCE_SURFACE", "")
+
+# Secrets of environments --------------------------------------------------------------------------
+# Beside PRORL_SECRET_<NAME>: the folder of what environments name as file:<path>; empty: none.
+SECRETS_DIR = ENV.text("PRORL_SECRETS_DIR", "")
+
+# Imports of tasks --------------------------------------------------------------------------------
+# Uploads wait there until they are imported: one folder for the web and the control workers.
+IMPORT_FOLDER = Path(ENV.text("PRORL_IMPORT_FOLDER", str(VAR_DIR / "imports"))).resolve()
+IMPORT_MAX_BYTES = ENV.integer("PRORL_IMPORT_MAX_BYTES", 2 * 1024**3, minimum=1)
+# Folders whose content operators may import without an upload; empty: none.
+IMPORT_ROOTS = ENV.words("PRORL_IMPORT_ROOTS")

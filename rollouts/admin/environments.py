@@ -16,33 +16,20 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from evaluators.registry import EVALUATORS
-from rollouts.admin.environment_check import environment_errors
+from rollouts.admin.actions import act
+from rollouts.admin.environment_pages import diff_page, export_page, import_page
 from rollouts.admin.prompt_preview import preview_page
 from rollouts.handlers.registry import HANDLERS
-from sandboxes.admin.base import BaseAdmin
+from rollouts.models import Verification
+from rollouts.services.environment_check import environment_errors
+from rollouts.services.verifications import begin_verification
+from sandboxes.admin.base import BaseAdmin, list_link
 from sandboxes.models import Environment, Node
-from sandboxes.services.catalogue import save_environment
-from sandboxes.states import Network
+from sandboxes.services.catalogue import ENVIRONMENT_VALUES, save_environment
+from sandboxes.states import Network, Verified
 
-SAVED = (
-    "description",
-    "image",
-    "setup",
-    "workdir",
-    "agent",
-    "agent_settings",
-    "system_prompt",
-    "prompt_format",
-    "tools",
-    "tool_settings",
-    "network",
-    "egress_hosts",
-    "gpu",
-    "warm",
-    "limits",
-    "evaluator",
-    "evaluator_settings",
-)
+SAVED = ENVIRONMENT_VALUES
+COLOURS = {Verified.BROKEN: "#ba2121", Verified.VERIFIED: "#1a7f37"}
 
 
 class EnvironmentForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -62,6 +49,9 @@ class EnvironmentForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean(self) -> dict[str, Any]:
         """Refuse what no worker could run."""
         values: dict[str, Any] = super().clean() or self.cleaned_data
+        for name in ("files", "secrets"):
+            if name in values:
+                values[name] = values[name] or {}  # an emptied box means none
         if not self.errors:
             for field, reason in list(environment_errors(values)):
                 self.add_error(field, ValidationError(reason))
@@ -74,21 +64,33 @@ class EnvironmentAdmin(BaseAdmin):
 
     form = EnvironmentForm
     change_form_template = "admin/sandboxes/environment/change_form.html"
-    list_display = ["ref", "image", "agent", "evaluator", "network_shown", "created_at"]
+    change_list_template = "admin/sandboxes/environment/change_list.html"
+    list_display = [
+        *("ref", "image", "agent", "evaluator", "network_shown", "verification_shown"),
+        "created_at",
+    ]
     list_select_related = ["image"]
-    list_filter = ["agent", "evaluator", "network"]
+    list_filter = ["verification", "agent", "evaluator", "network"]
+    actions = ["verify"]
     search_fields = ["name"]
     search_prefixes = ("name",)
     autocomplete_fields = ["image"]
-    readonly_fields = ["version", "kept_on_nodes", "created_at"]
+    readonly_fields = [
+        "version",
+        "kept_on_nodes",
+        "verification_shown",
+        "verified_at",
+        "created_at",
+    ]
     fieldsets = [
         (None, {"fields": ["name", "version", "description", "created_at"]}),
+        ("Verification", {"fields": ["verification_shown", "verified_at"]}),
         (
             "Sandbox",
             {
                 "fields": [
-                    *("image", "setup", "workdir", "network", "egress_hosts", "gpu", "warm"),
-                    *("limits", "kept_on_nodes"),
+                    *("image", "setup", "files", "workdir", "network", "egress_hosts", "gpu"),
+                    *("warm", "limits", "secrets", "kept_on_nodes"),
                 ]
             },
         ),
@@ -105,10 +107,52 @@ class EnvironmentAdmin(BaseAdmin):
     ]
 
     def get_urls(self) -> list[Any]:
-        """Add the page that shows the prompt."""
-        view = self.admin_site.admin_view(self.prompt_view)
-        shown = path("<uuid:pk>/prompt/", view, name="sandboxes_environment_prompt")
-        return [shown, *super().get_urls()]
+        """Add the pages for the prompt, the file and what differs between versions."""
+        pages = (
+            ("<uuid:pk>/prompt/", self.prompt_view, "prompt"),
+            ("<uuid:pk>/export/", self.export_view, "export"),
+            ("<uuid:pk>/diff/", self.diff_view, "diff"),
+            ("import/", self.import_view, "import"),
+        )
+        own = [
+            path(route, self.admin_site.admin_view(view), name=f"sandboxes_environment_{name}")
+            for route, view, name in pages
+        ]
+        return [*own, *super().get_urls()]
+
+    def export_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """Answer with the version as a TOML file."""
+        return export_page(self, request, pk)
+
+    def diff_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """Show what differs from another version."""
+        return diff_page(self, request, pk)
+
+    def import_view(self, request: HttpRequest) -> HttpResponse:
+        """Take a TOML file."""
+        return import_page(self, request)
+
+    @admin.action(description="Verify with ten of their tasks", permissions=["change"])
+    def verify(self, request: HttpRequest, rows: QuerySet[Environment]) -> None:
+        """Begin a verification of each version, with what the API takes where nothing is said."""
+        act(
+            self,
+            request,
+            rows,
+            verb="Verify",
+            call=lambda row: begin_verification(environment=row, requested_by=request.user),
+        )
+
+    @admin.display(description="verification", ordering="verification")
+    def verification_shown(self, environment: Environment) -> str:
+        """Return what was found, as a badge that leads to the reports."""
+        found = environment.verification
+        badge = format_html(
+            '<strong style="color:{}">{}</strong>',
+            COLOURS.get(Verified(found), "inherit"),
+            environment.get_verification_display(),
+        )
+        return list_link(Verification, badge, environment__id__exact=environment.pk)
 
     def prompt_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """Show the first prompt as a policy's model will see it."""
@@ -134,7 +178,7 @@ class EnvironmentAdmin(BaseAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Environment]:
         """Return every version, the newest of a name first."""
-        return super().get_queryset(request).order_by("name", "-version")
+        return super().get_queryset(request).order_by("name", "-version").defer("files")
 
     @admin.display(description="network", ordering="network")
     def network_shown(self, environment: Environment) -> str:

@@ -16,6 +16,7 @@ from rollouts.feed_options import FeedSettings
 from rollouts.models import Batch, Experiment, Group, Rollout
 from rollouts.options import Budgets, Sampling
 from rollouts.selection_options import CANCEL, Selection, parse_filters
+from rollouts.services.broken import refuse_broken_sets
 from rollouts.services.cancel import cancel_group, stop_experiment
 from rollouts.services.experiments import (
     check_settings,
@@ -23,7 +24,7 @@ from rollouts.services.experiments import (
     set_experiment_state,
     update_experiment,
 )
-from rollouts.states import ExperimentState, RolloutState
+from rollouts.states import ExperimentState, Purpose, RolloutState
 from sandboxes.admin.base import BaseAdmin, ReadOnlyAdmin, ReadOnlyInline, list_link
 
 SAVED = (
@@ -37,6 +38,7 @@ SAVED = (
     "share",
     "max_attempts",
     "failure_reward",
+    "allow_broken",
     "max_policy_lag",
     "on_policy_lag",
     "feed_settings",
@@ -96,7 +98,9 @@ class ExperimentForm(forms.ModelForm):  # type: ignore[type-arg]
                 max_policy_lag=values["max_policy_lag"],
                 selection=values["selection"],
             )
-        except InvalidValue as error:
+            if not values["allow_broken"]:
+                refuse_broken_sets(task_sets=list(values["task_sets"]))
+        except (InvalidValue, StateConflict) as error:
             raise ValidationError(str(error)) from error
         return values
 
@@ -135,7 +139,10 @@ class ExperimentAdmin(BaseAdmin):
             "What reaches the trainer",
             {"fields": ["filters", "selection", "max_policy_lag", "on_policy_lag"]},
         ),
-        ("Scheduling", {"fields": ["priority", "share", "max_attempts", "failure_reward"]}),
+        (
+            "Scheduling",
+            {"fields": ["priority", "share", "max_attempts", "failure_reward", "allow_broken"]},
+        ),
     ]
     actions = ["pause", "resume", "stop"]
 
@@ -143,6 +150,12 @@ class ExperimentAdmin(BaseAdmin):
         """Keep what workers write, and how an experiment that exists is fed."""
         fixed = ["id", "state", "purpose", "progress", *FEED_STATE, "shown", "created_at"]
         return fixed if obj is None else [*fixed, "feed"]
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse for a verification's: it stays as it is."""
+        if obj is not None and obj.purpose == Purpose.VERIFICATION:
+            return False
+        return super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse once something was submitted: rollouts by the million would go with it."""

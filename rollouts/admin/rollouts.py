@@ -32,7 +32,7 @@ class EvaluationInline(ReadOnlyInline):
     """Show a rollout's scorings."""
 
     model = Evaluation
-    fields = ["evaluator", "reward", "rewards", "created_at"]
+    fields = ["evaluator", "source", "reward", "rewards", "code", "created_at"]
 
 
 @admin.register(Rollout)

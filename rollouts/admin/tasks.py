@@ -53,14 +53,31 @@ class TaskForm(forms.ModelForm):  # type: ignore[type-arg]
         return values
 
 
+class FlakyFilter(admin.SimpleListFilter):
+    """Keep tasks that scored differently when they were repeated, or the others."""
+
+    title = "flaky"
+    parameter_name = "flaky"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the two kinds."""
+        return [("yes", "scored differently when repeated"), ("no", "the others")]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep the chosen kind."""
+        if self.value() == "yes":
+            return queryset.flaky()
+        return queryset.steady() if self.value() == "no" else queryset
+
+
 @admin.register(Task)
 class TaskAdmin(BaseAdmin):
     """Edit tasks; importing the set again writes over what was edited here."""
 
     form = TaskForm
-    list_display = ["ref", "task_set", "environment", "created_at"]
+    list_display = ["ref", "task_set", "environment", "flaky_shown", "created_at"]
     list_select_related = ["task_set", "environment"]
-    list_filter = ["task_set"]
+    list_filter = ["task_set", FlakyFilter]
     search_fields = ["ref"]
     search_ids = ("id", "task_set")
     search_prefixes = ("ref",)
@@ -74,9 +91,16 @@ class TaskAdmin(BaseAdmin):
         "hidden",
         "metadata",
         "content_hash",
+        "flaky_shown",
+        "flaky_evidence",
         "created_at",
     ]
-    readonly_fields = ["content_hash", "created_at"]
+    readonly_fields = ["content_hash", "flaky_shown", "flaky_evidence", "created_at"]
+
+    @admin.display(description="flaky", boolean=True)
+    def flaky_shown(self, task: Task) -> bool:
+        """Tell whether a verification found that its present content scores differently."""
+        return task.flaky
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save with a hash of its own, so that an import sees that the content differs."""

@@ -1,4 +1,4 @@
-"""Admin of trajectories and evaluations: the conversation readable, and inert."""
+"""Admin of trajectories: the conversation readable, and inert."""
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -8,7 +8,7 @@ from django.template.loader import render_to_string
 from rollouts.admin.conversation import Turn, read_segments, read_turns
 from rollouts.admin.ordering import BY_ROLLOUT
 from rollouts.exceptions import NotThere
-from rollouts.models import Evaluation, Trajectory
+from rollouts.models import Trajectory
 from rollouts.services.trajectories import read_trajectory
 from sandboxes.admin.base import ReadOnlyAdmin, object_link
 
@@ -79,15 +79,3 @@ class TrajectoryAdmin(ReadOnlyAdmin):
             "admin/rollouts/trajectory/conversation.html",
             {"turns": turns, "segments": read_segments(content.get("segments"))},
         )
-
-
-@admin.register(Evaluation)
-class EvaluationAdmin(ReadOnlyAdmin):
-    """Show scorings."""
-
-    list_display = ["id", "rollout", "evaluator", "reward", "created_at"]
-    list_select_related = ["rollout"]
-    search_fields = ["id"]
-    search_ids = ("id", "rollout")
-    ordering = BY_ROLLOUT
-    fields = ["id", "rollout", "evaluator", "reward", "rewards", "details", "log", "created_at"]

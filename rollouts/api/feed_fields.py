@@ -108,6 +108,7 @@ class FeedSettingsField(_ParsedField):
                 "maxItems": MAX_SKIPPED,
                 "items": {"type": "string", "maxLength": 200},
             },
+            "skip_flaky": {"type": "boolean", "default": False},
         }
     )
 

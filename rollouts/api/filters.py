@@ -1,12 +1,15 @@
 """Filters of the trainer's lists."""
 
+from typing import Any
+
 from django_filters import rest_framework as filters
 
-from rollouts.models import Batch, Experiment, Group, InferenceServer, Rollout, Task
+from rollouts.models import Batch, Experiment, Group, InferenceServer, Rollout, Task, TaskImport
 from rollouts.states import (
     BatchState,
     ExperimentState,
     GroupState,
+    ImportState,
     Outcome,
     RolloutState,
     ServerState,
@@ -77,9 +80,28 @@ class TaskFilter(filters.FilterSet):
 
     ref = filters.CharFilter()
     environment = filters.CharFilter(field_name="environment__name")
+    flaky = filters.BooleanFilter(
+        method="keep_flaky", label="Scored differently when it was repeated."
+    )
 
     class Meta:
         model = Task
+        fields: list[str] = []
+
+    def keep_flaky(self, queryset: Any, name: str, value: bool) -> Any:
+        """Keep the flaky tasks, or the others."""
+        return queryset.flaky() if value else queryset.steady()
+
+
+class TaskImportFilter(filters.FilterSet):
+    """Imports by task set, format and state."""
+
+    set_name = filters.CharFilter()
+    format = filters.CharFilter()
+    state = filters.MultipleChoiceFilter(choices=ImportState.choices)
+
+    class Meta:
+        model = TaskImport
         fields: list[str] = []
 
 

@@ -216,7 +216,8 @@ class AgentContext:
     that the task begins with, empty for most tasks. With `chat` the policy gives text alone:
     there is no renderer, and the trace stays empty. `over_limit` names the limit (memory, disk)
     that ended the sandbox by the policy's own doing, None while it runs and for any other end.
-    `books` is `Episode`'s to fill.
+    `mask` takes the values of secrets out of what tools say, which the policy reads and the
+    trajectory keeps. `books` is `Episode`'s to fill.
     """
 
     instruction: str
@@ -236,6 +237,7 @@ class AgentContext:
     chat: Chat | None = None
     messages: Sequence[Message] = ()
     over_limit: Callable[[], str | None] = lambda: None
+    mask: Callable[[str], str] = lambda text: text
     books: Books = field(default_factory=Books)
 
 

@@ -9,7 +9,7 @@ from rollouts.handlers.base import AgentContext, AgentHandler, AgentResult
 from rollouts.handlers.dialects import read_block
 from rollouts.handlers.limits import LIMIT_SETTINGS, read_limits
 from rollouts.handlers.loop import Loop, require_tools
-from rollouts.handlers.prompt import PROMPT_SETTINGS, first_messages, validate_prompt
+from rollouts.handlers.prompt import PROMPT_SETTINGS, given_messages, validate_prompt
 from rollouts.handlers.settings import refuse_unknown
 
 
@@ -23,6 +23,7 @@ class BashBlockHandler(AgentHandler):
     name = "bash_block"
     description = "Exactly one fenced bash block a turn; submit in it ends the episode."
     needs_sandbox = True
+    takes_messages = True
 
     def validate(self, settings: Mapping[str, Any]) -> None:
         """Check the names and values of all settings."""
@@ -35,4 +36,4 @@ class BashBlockHandler(AgentHandler):
         self.validate(context.settings)
         require_tools(context, ("bash", "submit"), handler=self.name)
         limits = read_limits(context.settings)
-        return Loop(context, first_messages(context), read_block, limits).to_the_end()
+        return Loop(context, given_messages(context), read_block, limits).to_the_end()

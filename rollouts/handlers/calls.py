@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rollouts.handlers.base import (
     Action,
@@ -96,7 +97,8 @@ def call_tool(context: AgentContext, episode: Episode, call: ToolCall) -> ToolRe
     )
     began = context.clock()
     try:
-        return context.tools[call.name].call(call.arguments or {}, scope)
+        result = context.tools[call.name].call(call.arguments or {}, scope)
+        return replace(result, content=context.mask(result.content))
     except InvalidArguments as error:
         episode.tool_errors[call.name] += 1
         return ToolResult(content=str(error))

@@ -9,7 +9,7 @@ from rollouts.handlers.base import AgentContext, AgentHandler, AgentResult
 from rollouts.handlers.dialects import read_calls
 from rollouts.handlers.limits import LIMIT_SETTINGS, read_limits
 from rollouts.handlers.loop import MAX_CALLS, Loop
-from rollouts.handlers.prompt import PROMPT_SETTINGS, first_messages, validate_prompt
+from rollouts.handlers.prompt import PROMPT_SETTINGS, given_messages, validate_prompt
 from rollouts.handlers.settings import read_choice, read_count, refuse_unknown
 
 TOOL_SETTINGS = frozenset({"no_call", "max_calls"})
@@ -26,6 +26,7 @@ class ToolsHandler(AgentHandler):
     name = "tools"
     description = "Native function calling with the environment's tools; submit ends the episode."
     needs_sandbox = True
+    takes_messages = True
 
     def validate(self, settings: Mapping[str, Any]) -> None:
         """Check the names and values of all settings."""
@@ -45,7 +46,7 @@ class ToolsHandler(AgentHandler):
         self.validate(context.settings)
         return Loop(
             context,
-            first_messages(context),
+            given_messages(context),
             read_calls(_no_call(context.settings)),
             read_limits(context.settings),
             shows_tools=self.shows_tools(context.settings),

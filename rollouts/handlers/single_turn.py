@@ -9,7 +9,7 @@ from rollouts.handlers.base import AgentContext, AgentHandler, AgentResult
 from rollouts.handlers.dialects import read_answer
 from rollouts.handlers.limits import read_limits
 from rollouts.handlers.loop import Loop
-from rollouts.handlers.prompt import PROMPT_SETTINGS, first_messages, validate_prompt
+from rollouts.handlers.prompt import PROMPT_SETTINGS, given_messages, validate_prompt
 from rollouts.handlers.settings import refuse_unknown
 
 
@@ -23,6 +23,7 @@ class SingleTurnHandler(AgentHandler):
     name = "single_turn"
     description = "One answer to the instruction, without tools."
     needs_sandbox = False
+    takes_messages = True
 
     def validate(self, settings: Mapping[str, Any]) -> None:
         """Check the names and values of all settings."""
@@ -32,4 +33,4 @@ class SingleTurnHandler(AgentHandler):
     def run(self, context: AgentContext) -> AgentResult:
         """Sample once, or take the answer that the journal holds."""
         self.validate(context.settings)
-        return Loop(context, first_messages(context), read_answer, read_limits({})).to_the_end()
+        return Loop(context, given_messages(context), read_answer, read_limits({})).to_the_end()

@@ -25,7 +25,13 @@ class Experiment(models.Model):
         settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="experiments"
     )
     name = models.CharField(max_length=200)
-    policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="experiments")
+    # Typed as always there: only verifications have none, and what they run samples nothing.
+    policy: models.ForeignKey[Policy, Policy] = models.ForeignKey(  # type: ignore[misc]
+        Policy,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="experiments",
+    )
     task_sets = models.ManyToManyField(TaskSet, blank=True, related_name="experiments")
     state = models.CharField(
         max_length=16, choices=ExperimentState.choices, default=ExperimentState.ACTIVE
@@ -78,6 +84,11 @@ class Experiment(models.Model):
         help_text="Rules that keep groups from the trainer, in order.",
     )
     selection = models.JSONField(default=dict, blank=True, db_default={})
+    allow_broken = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Run on environments that a verification found broken.",
+    )
     feed_epoch = models.PositiveIntegerField(default=0, db_default=0, editable=False)
     feed_position = models.PositiveBigIntegerField(
         default=0, db_default=0, editable=False, help_text="Next place in the epoch's plan."
@@ -99,6 +110,12 @@ class Experiment(models.Model):
 
     class Meta:
         ordering = ["-created_at"]
+        constraints = [
+            models.CheckConstraint(
+                name="experiment_policy_unless_verification",
+                condition=Q(policy__isnull=False) | Q(purpose=Purpose.VERIFICATION),
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -4,6 +4,7 @@ import uuid
 
 from django.db import models
 
+from rollouts.querysets import TaskQuerySet
 from sandboxes.models import Environment, validate_name
 
 
@@ -38,7 +39,19 @@ class Task(models.Model):
     )
     metadata = models.JSONField(default=dict, blank=True)
     content_hash = models.CharField(max_length=64)
+    seen_in = models.UUIDField(null=True, editable=False, help_text="The last import with it.")
+    flaky_hash = models.CharField(
+        max_length=64,
+        default="",
+        db_default="",
+        blank=True,
+        editable=False,
+        help_text="The content that scored differently when it was repeated; empty: none did.",
+    )
+    flaky_evidence = models.JSONField(default=dict, db_default={}, blank=True, editable=False)
     created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = TaskQuerySet.as_manager()
 
     class Meta:
         ordering = ["task_set", "ref"]
@@ -48,3 +61,8 @@ class Task(models.Model):
 
     def __str__(self) -> str:
         return self.ref
+
+    @property
+    def flaky(self) -> bool:
+        """Tell whether its present content scored differently when it was repeated."""
+        return bool(self.flaky_hash) and self.flaky_hash == self.content_hash

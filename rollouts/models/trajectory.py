@@ -3,8 +3,12 @@
 import uuid
 
 from django.db import models
+from django.db.models import Q
 
+from rollouts.models.reevaluation import Reevaluation
 from rollouts.models.rollout import Rollout
+from rollouts.querysets import EvaluationQuerySet
+from rollouts.states import EvaluationSource
 
 
 class Trajectory(models.Model):
@@ -49,10 +53,56 @@ class Evaluation(models.Model):
     rewards = models.JSONField(default=dict)
     details = models.JSONField(default=dict)
     log = models.TextField(blank=True)
+    code = models.CharField(
+        max_length=64, blank=True, default="", db_default="", help_text="Why there is no reward."
+    )
+    evaluator_version = models.CharField(max_length=32, blank=True, default="", db_default="")
+    settings_digest = models.CharField(
+        max_length=64,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="SHA-256 of the evaluator's settings as sorted JSON.",
+    )
+    turn_rewards = models.JSONField(
+        default=list, db_default=[], help_text="Of the policy's turns in order; null: none."
+    )
+    source = models.CharField(
+        max_length=16,
+        choices=EvaluationSource.choices,
+        default=EvaluationSource.ROLLOUT,
+        db_default=EvaluationSource.ROLLOUT,
+    )
+    reevaluation = models.ForeignKey(
+        Reevaluation, null=True, on_delete=models.CASCADE, related_name="evaluations"
+    )
+    evidence_path = models.CharField(
+        max_length=300,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What the evaluator was given, in the trajectory storage; empty: nothing kept.",
+    )
+    evidence_size_bytes = models.PositiveBigIntegerField(default=0, db_default=0)
+    evidence_sha256 = models.CharField(max_length=64, blank=True, default="", db_default="")
     created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = EvaluationQuerySet.as_manager()
 
     class Meta:
         ordering = ["-created_at"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["reevaluation", "rollout"],
+                name="evaluation_once_per_reevaluation",
+                condition=Q(reevaluation__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="evaluation_source_says_job",
+                condition=Q(source=EvaluationSource.ROLLOUT, reevaluation__isnull=True)
+                | Q(source=EvaluationSource.REEVALUATION, reevaluation__isnull=False),
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.evaluator} of {self.rollout_id}"

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
@@ -40,14 +41,15 @@ WHERE attempt.id IS NULL OR rollout.cancel_requested_at IS NOT NULL
 
 def changed_claims(*, claims: Sequence[Claim]) -> dict[UUID, bool]:
     """Return the attempts that are held no longer (True) or whose rollout is cancelled (False)."""
-    values = {
+    values: dict[str, Any] = {
         "ids": [claim.attempt_id for claim in claims],
         "tokens": [claim.token for claim in claims],
         "running": AttemptState.RUNNING.value,
     }
     with connection.cursor() as cursor:
         cursor.execute(_CHANGED, values)
-        return dict(cursor.fetchall())
+        found: list[tuple[UUID, bool]] = cursor.fetchall()
+    return dict(found)
 
 
 def claim_attempt(*, attempt_id: UUID, worker: Registration) -> Claim | None:

@@ -84,6 +84,7 @@ def begin_evaluation(
     threshold: float = 1.0,
     sampling: Mapping[str, Any] | None = None,
     budgets: Mapping[str, Any] | None = None,
+    allow_broken: bool = False,
 ) -> EvaluationRun:
     """Have every task of the sets sampled, each sample with a seed of its own.
 
@@ -119,6 +120,7 @@ def begin_evaluation(
             # All its groups are started, whatever these say; a failed sample is a null.
             feed_settings={"batch_groups": 1, "epochs": 1, "shuffle": False},
             selection={"min_complete_fraction": 0.0},
+            allow_broken=allow_broken,
         )
         run = EvaluationRun.objects.create(
             owner=owner,

@@ -116,6 +116,7 @@ def measure_experiment(*, experiment: Experiment, router: Router) -> ExperimentM
         window, throughput = _throughput(experiment, recent)
         rewards, stages = _rewards(recent), _stages(recent)
         lag = _policy_lag(experiment.pk)
+        assert experiment.policy_id is not None  # only verifications have none
         servers = dict(
             InferenceServer.objects.routable()
             .filter(policy_id=experiment.policy_id)

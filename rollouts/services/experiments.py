@@ -14,6 +14,7 @@ from rollouts.models.experiment import MAX_SAMPLES
 from rollouts.modes import check_carry_over, with_mode
 from rollouts.options import Budgets, Sampling
 from rollouts.selection_options import CANCEL, CARRY_OVER, Selection, parse_filters
+from rollouts.services.broken import refuse_broken_sets
 from rollouts.services.events import emit
 from rollouts.services.feed_withdraw import withdraw_unstarted
 from rollouts.services.messages import publish_dispatch, publish_feed
@@ -35,6 +36,7 @@ _NEXT_ROLLOUTS = "rollouts not yet started"
 _NEXT_DRAW = "the next draw of the feed"
 _FEED_EFFECTS = {
     **dict.fromkeys(("batch_groups", "groups_in_flight", "epochs", "skip"), _NEXT_DRAW),
+    "skip_flaky": _NEXT_DRAW,
     **dict.fromkeys(("seed", "shuffle", "weights", "curriculum"), "the next epoch of the feed"),
 }
 _SELECTION_EFFECTS = {
@@ -42,6 +44,7 @@ _SELECTION_EFFECTS = {
     **dict.fromkeys(("replace_failed", "min_complete_fraction"), "groups not yet finished"),
     "group_deadline_seconds": "groups not yet started",
 }
+_CALLED = {"allow_broken": "force"}  # what callers call it
 _EFFECTS = {
     "group_size": "groups not yet started",
     "filters": "groups not yet finished",
@@ -51,6 +54,7 @@ _EFFECTS = {
     "mode": "at once",
     "priority": "at once",
     "share": "at once",
+    "allow_broken": "groups not yet submitted",
     "name": "at once",
 }
 
@@ -59,7 +63,7 @@ def create_experiment(
     *,
     owner: Any,
     name: str,
-    policy: Policy,
+    policy: Policy | None,
     task_sets: Sequence[TaskSet] = (),
     group_size: int = 8,
     sampling: Mapping[str, Any] | None = None,
@@ -74,9 +78,14 @@ def create_experiment(
     feed_settings: Mapping[str, Any] | None = None,
     filters: Sequence[Any] = (),
     selection: Mapping[str, Any] | None = None,
+    allow_broken: bool = False,
     **bound: Any,
 ) -> Experiment:
-    """Create an experiment; `bound` is `max_policy_lag`, `mode` or neither. Raises InvalidValue."""
+    """Create an experiment; `bound` is `max_policy_lag`, `mode` or neither.
+
+    Only verifications have no policy. Raises InvalidValue, and StateConflict for task sets with a
+    broken environment unless `allow_broken`.
+    """
     if not 1 <= group_size <= MAX_SAMPLES:
         raise InvalidValue(f"group_size must be between 1 and {MAX_SAMPLES}, not {group_size}.")
     values = with_mode({**bound, "selection": dict(selection or {})})
@@ -89,6 +98,8 @@ def create_experiment(
         raise TypeError(f"experiments have no {', '.join(values)}")
     how = FeedSettings.parse(feed_settings or {})
     _check_feed(feed, how, task_sets, group_size)
+    if not allow_broken:
+        refuse_broken_sets(task_sets=task_sets)
     with transaction.atomic():
         experiment = Experiment.objects.create(
             owner=owner,
@@ -108,6 +119,7 @@ def create_experiment(
             feed_settings=how.as_dict(),
             filters=parse_filters(filters),
             selection=chosen.as_dict(),
+            allow_broken=allow_broken,
         )
         experiment.task_sets.set(task_sets)
         if feed == Feed.PULL:
@@ -119,10 +131,14 @@ def update_experiment(*, experiment_id: UUID, **changes: Any) -> Experiment:
     """Change settings while rollouts are under way; `effects_of` says from when on each holds.
 
     Objects are merged, lists are replaced. Raises InvalidValue, and StateConflict for what an
-    evaluation is made of.
+    evaluation is made of and for task sets with a broken environment.
     """
     with transaction.atomic():
         experiment = Experiment.objects.select_for_update(no_key=True).get(pk=experiment_id)
+        if experiment.purpose == Purpose.VERIFICATION:
+            raise StateConflict(
+                "A verification stays as it is: begin another one.", code="verification.fixed"
+            )
         fixed = sorted(_FIXED_IN_EVALUATIONS & set(changes))
         if fixed and experiment.purpose == Purpose.EVALUATION:
             raise StateConflict(
@@ -149,6 +165,8 @@ def update_experiment(*, experiment_id: UUID, **changes: Any) -> Experiment:
             sets = list(experiment.task_sets.all()) if task_sets is None else task_sets
             how = FeedSettings.stored(experiment.feed_settings)
             _check_feed(experiment.feed, how, sets, experiment.group_size)
+        if task_sets is not None and not experiment.allow_broken:
+            refuse_broken_sets(task_sets=task_sets)
         if changes:
             experiment.save(update_fields=list(changes))
         if task_sets is not None:
@@ -181,7 +199,7 @@ def effects_of(changes: Mapping[str, Any]) -> dict[str, str]:
     for name, value in changes.items():
         inner = {"feed_settings": _FEED_EFFECTS, "selection": _SELECTION_EFFECTS}.get(name)
         if inner is None:
-            effects[name] = _EFFECTS.get(name, _NEXT_ROLLOUTS)
+            effects[_CALLED.get(name, name)] = _EFFECTS.get(name, _NEXT_ROLLOUTS)
         else:
             effects |= {f"{name}.{key}": inner[key] for key in value}
     return effects

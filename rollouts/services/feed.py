@@ -208,6 +208,8 @@ def _start(experiment: Experiment, settings: FeedSettings, places: Sequence[Plac
         .exclude(ref__in=refs)
         .exclude(pk__in=ids)
     )
+    if settings.skip_flaky:
+        offered = offered.steady()
     tasks = dict(offered.values_list("pk", "environment_id"))
     groups = [
         NewGroup(

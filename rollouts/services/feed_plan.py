@@ -25,6 +25,9 @@ WHERE task.task_set_id = %(task_set)s
       SELECT FROM unnest(%(ids)s::uuid[]) AS skipped(id) WHERE skipped.id = task.id
   )
 """
+_UNLESS_FLAKY = """
+  AND (task.flaky_hash = '' OR task.flaky_hash <> task.content_hash)
+"""
 _UNLESS_OUT = """
   AND NOT EXISTS (
       SELECT FROM rollouts_taskprogress AS progress
@@ -141,6 +144,8 @@ def _task_ids(
     refs, ids = split_skipped(settings.skip)
     values: dict[str, Any] = {"task_set": task_set.pk, "refs": refs, "ids": ids}
     statement = _IDS
+    if settings.skip_flaky:
+        statement += _UNLESS_FLAKY
     if curriculum and settings.curriculum is not None:
         statement += _UNLESS_OUT
         values |= _bounds(settings.curriculum, experiment)
@@ -174,5 +179,5 @@ def _why_nothing(sets: list[TaskSet]) -> str:
         return "waits for task sets: the experiment has none"
     names = ", ".join(each.name for each in sets[:3]) + (", …" if len(sets) > 3 else "")
     if any(each.tasks.exists() for each in sets):
-        return f"waits for tasks: the skip list leaves none of {names}"
+        return f"waits for tasks: what is skipped leaves none of {names}"
     return f"waits for tasks: there are none in {names}"

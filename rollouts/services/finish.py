@@ -1,6 +1,6 @@
 """Finishing a stage: each is one transaction with one conditional update at its heart."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
@@ -37,6 +37,19 @@ class StoredTrajectory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredEvidence:
+    """What an evaluator was given, that is already on disk."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+    def columns(self) -> dict[str, Any]:
+        """Return it as the columns of an evaluation."""
+        return {f"evidence_{name}": value for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """What RUN leaves for EVAL and the trainer."""
 
@@ -60,6 +73,10 @@ class EvalResult:
     rewards: dict[str, float]
     details: dict[str, Any]
     log: str
+    evaluator_version: str = ""
+    settings_digest: str = ""
+    turn_rewards: list[float | None] = field(default_factory=list)
+    evidence: StoredEvidence | None = None
 
 
 def finish_init(*, claim: Claim) -> None:
@@ -89,7 +106,13 @@ def finish_run(*, claim: Claim, result: RunResult) -> None:
             "tools": round(result.tool_seconds, 4),
         }
         rollout.save(update_fields=["timings"])
-        Trajectory.objects.update_or_create(rollout=rollout, defaults=vars(result.trajectory))
+        stored = vars(result.trajectory)
+        Trajectory.objects.bulk_create(  # one statement, where update_or_create takes five
+            [Trajectory(rollout=rollout, **stored)],
+            update_conflicts=True,
+            unique_fields=["rollout"],
+            update_fields=list(stored),
+        )
         fail_requested(owners=[rollout.id], detail=f"The episode ended after {result.turns} turns.")
         node = rollout.node if rollout.needs_sandbox else None
         if node is not None:
@@ -110,6 +133,10 @@ def finish_eval(*, claim: Claim, result: EvalResult) -> None:
             rewards=rewards,
             details=clean_json(result.details),
             log=clean_text(result.log),
+            evaluator_version=result.evaluator_version,
+            settings_digest=result.settings_digest,
+            turn_rewards=result.turn_rewards,
+            **({} if result.evidence is None else result.evidence.columns()),
         )
         ended = end_rollout(
             rollout_id=claim.rollout_id,

@@ -175,6 +175,18 @@ def publish_image_build(*, build_id: UUID, node: str) -> None:
     _publish(Message(queues.IMAGE_TASK, (str(build_id),), queues.INIT, node, HINT_SECONDS))
 
 
+def publish_reevaluation(*, reevaluation_id: UUID) -> None:
+    """Ask an EVAL worker to go on with a re-evaluation, once the transaction has committed."""
+    args = (str(reevaluation_id),)
+    _publish(Message(queues.REEVALUATION_TASK, args, queues.EVAL, None, HINT_SECONDS))
+
+
+def publish_import(*, import_id: UUID) -> None:
+    """Ask for an import of tasks to be carried out, once the transaction has committed."""
+    args = (str(import_id),)
+    _publish(Message(queues.IMPORT_TASK, args, queues.CONTROL, None, HINT_SECONDS))
+
+
 def publish_dispatch() -> None:
     """Ask for a dispatch soon, once the transaction has committed."""
     _publish(Message(queues.DISPATCH_TASK, (), queues.CONTROL, None, HINT_SECONDS))

@@ -51,6 +51,7 @@ class Standing:
 
 def standing_of(*, experiment: Experiment) -> Standing:
     """Return how an experiment stands; call under its lock."""
+    assert experiment.policy_id is not None  # only verifications have none
     version = Policy.objects.values_list("version", flat=True).get(pk=experiment.policy_id)
     updates = PolicyUpdate.objects.filter(policy_id=experiment.policy_id)
     to_version = updates.filter(state__in=OPEN_UPDATE).values_list("to_version", flat=True).first()

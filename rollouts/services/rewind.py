@@ -91,6 +91,7 @@ def rewind(*, experiment_id: UUID, version: int, force: bool = False) -> Rewound
     _require_version(said, version)
     with transaction.atomic():
         experiment = Experiment.objects.select_for_update(no_key=True).get(pk=experiment_id)
+        assert experiment.policy_id is not None  # only verifications have none
         policy = Policy.objects.select_for_update(no_key=True).get(pk=experiment.policy_id)
         _check(experiment, policy, version, force)
         goes_back = version < policy.version

@@ -11,6 +11,7 @@ from django.db.models import Q
 from rollouts.exceptions import InvalidValue, StateConflict, UnknownReference
 from rollouts.models import Experiment, Group, Rollout, Task
 from rollouts.models.experiment import MAX_SAMPLES
+from rollouts.services.broken import refuse_broken
 from rollouts.services.groups import NewGroup, add_groups
 from rollouts.services.inline import PREFIX
 from rollouts.states import ExperimentState, Purpose
@@ -18,7 +19,10 @@ from sandboxes.models import Environment, Snapshot
 
 MAX_GROUPS_PER_CALL = 5000
 # What the layers of a sandbox depend on, and what its setups may have noticed.
-LAYER_FIELDS = ("image_id", "setup", "workdir", "network", "egress_hosts", "gpu")
+LAYER_FIELDS = (
+    *("image_id", "setup", "files", "secrets", "workdir"),
+    *("network", "egress_hosts", "gpu"),
+)
 MAX_ROLLOUTS_PER_CALL = 100_000
 
 
@@ -45,6 +49,11 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
         raise StateConflict(
             "An evaluation's groups are made by itself: begin another one.", code="evaluation.fixed"
         )
+    if experiment.purpose == Purpose.VERIFICATION:
+        raise StateConflict(
+            "A verification's groups are made by itself: begin another one.",
+            code="verification.fixed",
+        )
     if not 1 <= len(requests) <= MAX_GROUPS_PER_CALL:
         raise InvalidValue(
             f"Send between 1 and {MAX_GROUPS_PER_CALL} groups in one call, not {len(requests)}."
@@ -55,6 +64,9 @@ def submit_groups(*, experiment: Experiment, requests: Sequence[GroupRequest]) -
             f"{sum(sizes)} rollouts in one call; send at most {MAX_ROLLOUTS_PER_CALL}."
         )
     tasks = _resolve(experiment, requests)
+    if not experiment.allow_broken:
+        for place, task in enumerate(tasks):
+            refuse_broken([task.environment], where=f"groups[{place}]: ")
     with transaction.atomic():
         locked = Experiment.objects.select_for_update(no_key=True).get(pk=experiment.pk)
         if locked.state == ExperimentState.STOPPED:
@@ -134,7 +146,7 @@ def _resolve(experiment: Experiment, requests: Sequence[GroupRequest]) -> list[T
     """Return the task of each request, in order."""
     # Tasks sent along with another experiment's groups are not for this one.
     foreign = Q(task_set__name__startswith=PREFIX) & ~Q(task_set__name=f"{PREFIX}{experiment.pk}")
-    tasks = Task.objects.select_related("environment").exclude(foreign)
+    tasks = Task.objects.select_related("environment").defer("environment__files").exclude(foreign)
     by_id = tasks.in_bulk([request.task for request in requests if request.task is not None])
     refs = [request.task_ref for request in requests if request.task_ref is not None]
     by_ref: dict[str, list[Task]] = {}

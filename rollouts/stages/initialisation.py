@@ -10,6 +10,7 @@ from rollouts.importers.base import decode_files
 from rollouts.models import Rollout
 from rollouts.services.claim import ensure_held
 from rollouts.services.finish import finish_init
+from rollouts.services.secrets import check_secrets, resolve_secrets
 from rollouts.stages.database import database
 from rollouts.stages.lease import Held
 from rollouts.stages.network import reachable
@@ -26,6 +27,7 @@ from sandboxes.services.preparation import (
     prepare_layers,
 )
 from sandboxes.services.warm import note_start
+from sandboxes.setup_files import read_files
 from sandboxes.states import SandboxPurpose
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ def carry_out_init(held: Held) -> None:
             "environment__image", "group__task", "group__snapshot"
         ).get(pk=claim.rollout_id)
         sandbox = find_sandbox(owner=rollout.id, purpose=SandboxPurpose.RUN)
+    check_secrets(rollout.environment)
     if rollout.needs_sandbox:
         if sandbox is None:
             raise InfraFault("The reserved sandbox was given up.", code="sandbox.given_up")
@@ -62,10 +65,12 @@ def start_prepared_sandbox(
     held: Held,
     layers: Layers | None = None,
     hidden: tuple[str, ...] = (),
+    closed: bool = False,
 ) -> SandboxHandle:
     """Start the instance of a sandbox row on the given layers, or on those of its setups.
 
-    `hidden` are folders at the root that begin empty.
+    `hidden` are folders at the root that begin empty; a `closed` sandbox has no network, whatever
+    its environment says, though its setups had one.
 
     Setups run once on a node and are shared. Raises LeaseLost when the sandbox was given up
     meanwhile, SetupFailed, and the runtime's own faults; then the instance is removed by its row.
@@ -85,17 +90,20 @@ def start_prepared_sandbox(
     else:
         _get_image(environment, held)
         spec = sandbox_spec(name=name, environment=environment)
+    spec = replace(spec, env={**spec.env, **payload.get("env", {})})
     if layers is None:
         layers = prepare_layers(
             runtime,
             spec,
-            [environment_recipe(environment), task_recipe(payload)],
+            [environment_recipe(environment), task_recipe(payload, environment)],
             environment=environment,
             start=partial(_start, runtime, spec, held),
             network=partial(reachable, environment=environment),
             deadline=Deadline(remaining_seconds=held.remaining_seconds, cancelled=held.stopping),
+            resolve=resolve_secrets,
         )
-    handle = _start(runtime, replace(spec, hidden=hidden), held, layers)
+    spec = replace(spec, hidden=hidden, network="none" if closed else spec.network)
+    handle = _start(runtime, spec, held, layers)
     with database():
         is_ready = mark_ready(sandbox_id=sandbox.id, handle=handle.as_dict(), layers=layers)
     if not is_ready:
@@ -104,14 +112,13 @@ def start_prepared_sandbox(
     return handle
 
 
-def task_recipe(payload: dict[str, Any]) -> Recipe:
-    """Return a task's own setup, with its files."""
+def task_recipe(payload: dict[str, Any], environment: Environment) -> Recipe:
+    """Return a task's own setup, with its files and its environment's; of one path its own."""
+    script = payload.get("setup", "")
     files = decode_files(payload.get("files", {}))
-    return Recipe(
-        kind="task",
-        script=payload.get("setup", ""),
-        files={path: (content.data, content.mode) for path, content in files.items()},
-    )
+    shared = read_files(environment.files) if script.strip() else {}
+    own = {path: (content.data, content.mode) for path, content in files.items()}
+    return Recipe(kind="task", script=script, files={**shared, **own})
 
 
 def _get_image(environment: Environment, held: Held) -> None:

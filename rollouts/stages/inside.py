@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 
 from rollouts.exceptions import InfraFault
 from rollouts.handlers.drive import POLICYS_LIMITS
 from rollouts.models import Rollout
+from rollouts.services.secrets import environment_secrets
 from rollouts.stages.journal import StageJournal
 from rollouts.stages.network import reachable
 from rollouts.tools.sandbox import EpisodeSandbox
@@ -31,12 +32,14 @@ class Inside:
     """Hold an episode's ways into its sandbox, None where it has none.
 
     `ended` says that it had ended at its limit already when another worker took the episode over.
+    `secrets` are the variables of its programs whose values nothing may keep.
     """
 
     handle: SandboxHandle | None = None
     shell: ShellSession | None = None
     access: EpisodeSandbox | None = None
     ended: SandboxGone | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     def sampling(self, sample: Callable[P, Sampled]) -> Callable[P, Sampled]:
         """Return the call, or one that raises SandboxGone where no turn can be carried out."""
@@ -135,12 +138,13 @@ def _enter(
     if not node_runtime().alive(handle):
         raise SandboxGone("The sandbox's instance ended.", limit=limit_at_end(handle))
     serving = reachable(handle, environment=rollout.environment, model=model)
-    env = stack.enter_context(serving)
+    secrets = environment_secrets(rollout.environment, "tools")
+    env = {**stack.enter_context(serving), **secrets}
     shell = _open_shell(rollout, handle, journal, env)
     stack.callback(shell.close)
     access = EpisodeSandbox(node_runtime(), handle, resumed=bool(journal.replay()), env=env)
     stack.callback(access.close)
-    return Inside(handle=handle, shell=shell, access=access)
+    return Inside(handle=handle, shell=shell, access=access, secrets=secrets)
 
 
 def _ended_at_limit(

@@ -1,7 +1,8 @@
 """The journal that a stage hands to its agent: each step is a row before the next begins."""
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from rollouts.services.claim import Claim
 from rollouts.services.journal import Step, append_step, read_steps, run_seconds
 from rollouts.stages.database import database
 from sandboxes.runtime.sessions import ShellState
+from sandboxes.setup_files import mask
 
 MAX_SHELL_BYTES = 64 * 1024  # of one turn's shell state, as JSON
 _GENERATED = tuple(field.name for field in fields(Generation))
@@ -27,6 +29,8 @@ class StageJournal:
         self.shell_state: ShellState | None = None
         # Called with the number of turns done, once one is written whose snapshot is asked for.
         self.after_turn: Callable[[int, ShellState | None], None] | None = None
+        # What no row may hold: variables of the episode's programs, given anew to each worker.
+        self.secrets: Mapping[str, str] = {}
         self._so_far: list[int] = []
         self._turns = self._read()
         # Time before the lost worker's end counts too: three workers do not make three budgets.
@@ -83,7 +87,9 @@ class StageJournal:
 
     def _shell_delta(self, shell_state: ShellState | None) -> dict[str, Any] | None:
         """Take a state as the present one; return it where it differs from the one before."""
-        kept = self.shell_state if shell_state is None else bounded(shell_state)
+        kept = self.shell_state
+        if shell_state is not None:
+            kept = bounded(without_secrets(shell_state, self.secrets))
         is_new = kept is not None and kept != self.shell_state
         self.shell_state = kept
         return kept.as_dict() if kept is not None and is_new else None
@@ -137,6 +143,17 @@ def bounded(state: ShellState) -> ShellState:
             break
         state = replace(state, **{part: ""})
     return state
+
+
+def without_secrets(state: ShellState, secrets: Mapping[str, str]) -> ShellState:
+    """Return a state that neither exports these variables nor holds their values."""
+    if not secrets:
+        return state
+    names = "|".join(map(re.escape, secrets))
+    own = re.compile(rf"(?:declare -\w+|export) (?:{names})(?:=|$)")
+    exports = "\n".join(line for line in state.exports.split("\n") if not own.match(line))
+    kept = {**state.as_dict(), "exports": exports}
+    return ShellState.from_dict({part: mask(text, secrets) for part, text in kept.items()})
 
 
 def _generation(body: dict[str, Any]) -> Generation:

@@ -23,6 +23,8 @@ from rollouts.stages.journal import StageJournal
 from rollouts.stages.lag import PolicyLagDrop
 from rollouts.stages.lease import Held
 from rollouts.stages.prompting import tools_and_prompt
+from rollouts.stages.verifying import run_check
+from rollouts.states import Purpose
 from rollouts.tools.base import ToolUnavailable
 from sandboxes.models import Sandbox
 from sandboxes.runtime.protocol import SandboxHandle
@@ -30,6 +32,7 @@ from sandboxes.runtime.sessions import ShellState
 from sandboxes.services.lifecycle import find_sandbox, mark_frozen
 from sandboxes.services.node import node_runtime
 from sandboxes.services.snapshots import take_due_snapshots
+from sandboxes.setup_files import mask
 from sandboxes.states import SandboxPurpose
 
 
@@ -43,7 +46,9 @@ def carry_out_run(held: Held) -> None:
         journal = StageJournal(held.claim)
     trace = Trace()
     try:
-        result, tools = _run_agent(held, rollout, sandbox, journal, trace)
+        is_check = rollout.experiment.purpose == Purpose.VERIFICATION
+        run = run_check if is_check else _run_agent
+        result, tools = run(held, rollout, sandbox, journal, trace)
     except PolicyLagDrop as lag:
         with database():
             drop_rollout(claim=held.claim, code=lag.code, detail=str(lag))
@@ -115,6 +120,7 @@ def _run_agent(
         within = stack.enter_context(
             inside(rollout, sandbox, journal, model=generate.server_address)
         )
+        journal.secrets = within.secrets
         if sandbox is not None and within.ended is None:
             journal.after_turn = partial(_take_snapshots, sandbox)
             done = journal.turns_done()
@@ -149,6 +155,7 @@ def _run_agent(
                 chat=within.sampling(generate.chat) if policy.is_text_only else None,
                 messages=rollout.group.task.payload.get("messages") or (),
                 over_limit=within.over_limit,
+                mask=partial(mask, secrets=within.secrets),
             ),
         )
         generate.lag.drop_unknown()

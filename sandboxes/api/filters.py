@@ -5,7 +5,7 @@ from typing import Any
 from django_filters import rest_framework as filters
 
 from sandboxes.models import Environment, ImageBuild, Node, Sandbox
-from sandboxes.states import ImageBuildState, SandboxPurpose, SandboxState
+from sandboxes.states import ImageBuildState, SandboxPurpose, SandboxState, Verified
 
 
 class EnvironmentFilter(filters.FilterSet):
@@ -13,6 +13,7 @@ class EnvironmentFilter(filters.FilterSet):
 
     name = filters.CharFilter()
     version = filters.NumberFilter()
+    verification = filters.MultipleChoiceFilter(choices=Verified.choices)
     latest = filters.BooleanFilter(method="keep_latest", label="Newest version of each name.")
 
     class Meta:

@@ -5,6 +5,8 @@ from typing import Any
 from uuid import UUID
 
 from django.core.validators import RegexValidator
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from sandboxes.api.strict import INTEGER_MAX, JsonObjectField, StrictSerializer
@@ -12,6 +14,7 @@ from sandboxes.images.specs import MAX_DEFINITION_BYTES
 from sandboxes.limits import limit_errors
 from sandboxes.models import Environment, Image, Node, Sandbox, Snapshot, validate_name
 from sandboxes.network.allow_list import InvalidPattern, parse_pattern
+from sandboxes.setup_files import decoded_size
 from sandboxes.states import Gpu, ImageReuse, Network, PromptFormat
 
 validate_absolute = RegexValidator(r"^/", "Must be an absolute path.")
@@ -98,6 +101,10 @@ class EnvironmentInput(StrictSerializer):
         required=False, allow_null=True, help_text="Name or id; null: no sandbox is needed."
     )
     setup = serializers.CharField(required=False, allow_blank=True, trim_whitespace=False)
+    files = JsonObjectField(
+        required=False,
+        help_text="Put under /setup for every setup: path to `base64` and `mode`.",
+    )
     workdir = serializers.CharField(required=False, max_length=200, validators=[validate_absolute])
     agent = serializers.CharField(required=False, max_length=99)
     agent_settings = JsonObjectField(required=False)
@@ -135,6 +142,11 @@ class EnvironmentInput(StrictSerializer):
     limits = JsonObjectField(required=False)
     evaluator = serializers.CharField(required=False, max_length=99)
     evaluator_settings = JsonObjectField(required=False)
+    secrets = JsonObjectField(
+        required=False,
+        help_text="By reference, never the value: name to `from` (`env:NAME` or `file:PATH` of "
+        "the worker) and `to` (some of `setup`, `tools`, `evaluator`).",
+    )
 
     def validate_limits(self, value: dict[str, Any]) -> dict[str, Any]:
         """Refuse limits that no node could keep."""
@@ -188,6 +200,7 @@ class EnvironmentOutput(serializers.ModelSerializer[Environment]):
 
     image = serializers.SlugRelatedField[Image](slug_field="name", read_only=True)
     ref = serializers.CharField(read_only=True)
+    files = serializers.SerializerMethodField(help_text="By path: bytes and mode; export has all.")
 
     class Meta:
         model = Environment
@@ -199,6 +212,7 @@ class EnvironmentOutput(serializers.ModelSerializer[Environment]):
             "description",
             "image",
             "setup",
+            "files",
             "workdir",
             "agent",
             "agent_settings",
@@ -213,9 +227,20 @@ class EnvironmentOutput(serializers.ModelSerializer[Environment]):
             "limits",
             "evaluator",
             "evaluator_settings",
+            "secrets",
+            "verification",
+            "verified_at",
             "created_at",
         ]
         read_only_fields = fields
+
+    @extend_schema_field(OpenApiTypes.OBJECT)
+    def get_files(self, environment: Environment) -> dict[str, dict[str, int]]:
+        """Return how large each file is: all of them would make lists heavy."""
+        return {
+            path: {"bytes": decoded_size(entry["base64"]), "mode": entry["mode"]}
+            for path, entry in environment.files.items()
+        }
 
 
 class NodeInput(StrictSerializer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from socket import socket
@@ -14,7 +14,14 @@ from sandboxes.runtime.account import Account
 from sandboxes.runtime.exceptions import StartFailed, StartTimeout, StopFailed
 from sandboxes.runtime.jobs import KILL_SECONDS, REMOVE_SECONDS
 from sandboxes.runtime.layers import LayerStore, reference_of
-from sandboxes.runtime.layout import NAME_PATTERN, WARM, Layout, make_root, read_record
+from sandboxes.runtime.layout import (
+    NAME_PATTERN,
+    PREPARED,
+    WARM,
+    Layout,
+    make_root,
+    read_record,
+)
 from sandboxes.runtime.processes import is_running
 from sandboxes.runtime.protocol import Limits, Names, SandboxHandle, SandboxSpec
 from sandboxes.runtime.sessions import Cancelled
@@ -61,6 +68,25 @@ class SpawnerRuntime:
         self._check_name(handle.name)
         reference = f"layer-{uuid.uuid4().hex}"
         return str(self._job("snapshot", name=handle.name, reference=reference)["reference"])
+
+    def cut_layers(
+        self, layers: Sequence[str], *, folders: Sequence[str], sealed: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Take folders out of the written layers; see `Runtime.cut_layers`."""
+        written = [each for each in layers if not each.startswith(PREPARED)]
+        below = [each for each in layers if each.startswith(PREPARED)]
+        if not written:
+            return tuple(below)
+        made = [f"layer-{uuid.uuid4().hex}" for _each in written]
+        self._job(
+            "cut",
+            written=written,
+            below=below,
+            references=made,
+            folders=[*folders],
+            sealed=[*sealed],
+        )
+        return (*made, *below)
 
     def discard_layer(self, ref: str) -> None:
         """Delete a frozen layer; see `Runtime.discard_layer`."""

@@ -27,7 +27,7 @@ from sandboxes.runtime.fake_python import FakePython
 from sandboxes.runtime.fake_shell import FakeShell
 from sandboxes.runtime.files import clean_path
 from sandboxes.runtime.layers import reference_of
-from sandboxes.runtime.layout import NAME_PATTERN, WARM
+from sandboxes.runtime.layout import NAME_PATTERN, PREPARED, WARM
 from sandboxes.runtime.protocol import Check, Checks, ExecResult, SandboxHandle, SandboxSpec
 from sandboxes.runtime.sessions import DEFAULT_OUTPUT_BYTES, Cancelled, CommandResult
 from sandboxes.runtime.streams import HeadTail
@@ -219,6 +219,23 @@ class FakeRuntime:
             return self.layers.keep(
                 reference, sandbox.files, sandbox.spec.layers, image=sandbox.spec.image
             )
+
+    def cut_layers(
+        self, layers: Sequence[str], *, folders: Sequence[str], sealed: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Keep the files below these folders, of the written layers, as one new layer."""
+        with self._lock:
+            self._enter("cut_layers", layers[0])
+            below = tuple(name for name in layers if name.startswith(PREPARED))
+            written = tuple(name for name in layers if not name.startswith(PREPARED))
+            if not written:
+                return below
+            inside = tuple(f"{folder.rstrip('/')}/" for folder in folders)
+            found = self.layers.merged(written)
+            kept = {path: value for path, value in found.items() if path.startswith(inside)}
+            reference = f"layer-{next(self._pids):032x}"
+            image = self.layers.image(written[0])
+            return (self.layers.keep(reference, kept, below, image=image), *below)
 
     def layer_image(self, ref: str) -> str:
         """Return the image below a layer."""

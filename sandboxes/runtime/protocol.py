@@ -218,6 +218,18 @@ class Runtime(Protocol):
         """
         ...
 
+    def cut_layers(
+        self, layers: Sequence[str], *, folders: Sequence[str], sealed: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Return layers, topmost first, that hold of what was written only these folders.
+
+        `layers` are a frozen layer and those below it. The prepared ones among them stay as they
+        are; new layers take the place of the others, to be discarded by the caller. Links in
+        them that lead into a `sealed` folder lead nowhere. Raises LayerMissing, and ImageUnusable
+        for what cannot be cut.
+        """
+        ...
+
     def layer_image(self, ref: str) -> str:
         """Return the image that a layer was written on; raises LayerMissing."""
         ...

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandboxes.runtime import anchor, jobs, keeper, launcher, live, warm, wire
+from sandboxes.runtime import anchor, cut, jobs, keeper, launcher, live, warm, wire
 from sandboxes.runtime.account import adopt_orphans, become, forbid_new_privileges
 from sandboxes.runtime.confine import SERVICE_SCORE, raise_own_score
 from sandboxes.runtime.layout import Layout
@@ -35,6 +35,7 @@ _JOBS: dict[str, Callable[[Layout, socket.socket, wire.Message], None]] = {
     "stop": jobs.stop,
     "freeze": jobs.freeze,
     "snapshot": live.snapshot,
+    "cut": cut.run,
     "listen": live.listen,
     "discard": jobs.discard,
     "evict": jobs.evict,

@@ -8,10 +8,12 @@ from django.forms.models import model_to_dict
 
 from sandboxes.models import Environment, Image
 
-_COMPARED = (
+# What makes a version; what is found out about one later is no part of it.
+ENVIRONMENT_VALUES = (
     "description",
     "image",
     "setup",
+    "files",
     "workdir",
     "agent",
     "agent_settings",
@@ -26,6 +28,7 @@ _COMPARED = (
     "limits",
     "evaluator",
     "evaluator_settings",
+    "secrets",
 )
 
 
@@ -54,7 +57,7 @@ def save_environment(*, name: str, **values: Any) -> Environment:
 
 
 def _same(one: Environment, other: Environment) -> bool:
-    return model_to_dict(one, _COMPARED) == model_to_dict(other, _COMPARED)
+    return model_to_dict(one, ENVIRONMENT_VALUES) == model_to_dict(other, ENVIRONMENT_VALUES)
 
 
 def find_environment(*, ref: str) -> Environment:

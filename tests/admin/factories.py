@@ -21,6 +21,7 @@ from rollouts.models import (
     InferenceServer,
     JournalEntry,
     Policy,
+    Reevaluation,
     Rollout,
     Task,
     TaskProgress,
@@ -211,6 +212,14 @@ def make_evaluation() -> Evaluation:
     """Make one scoring."""
     return Evaluation.objects.create(
         rollout=make_rollout(), evaluator="script", reward=1.0, rewards={}, details={}
+    )
+
+
+def make_reevaluation() -> Reevaluation:
+    """Make a re-evaluation that waits for a worker."""
+    experiment = make_experiment()
+    return Reevaluation.objects.create(
+        experiment=experiment, owner=experiment.owner, evaluator="exact"
     )
 
 

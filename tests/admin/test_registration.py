@@ -18,19 +18,28 @@ from rollouts.models import (
     JournalEntry,
     Policy,
     PolicyUpdate,
+    Reevaluation,
+    RejectedRow,
     Rollout,
     Task,
+    TaskImport,
     TaskProgress,
     TaskSet,
     TrainerToken,
     Trajectory,
+    Verification,
     Webhook,
     WebhookDelivery,
     Worker,
 )
 from sandboxes.models import Environment, Image, ImageBuild, Node, Sandbox, Snapshot
 from tests.admin import factories
-from tests.factories import make_policy_update
+from tests.factories import (
+    make_policy_update,
+    make_rejected_row,
+    make_task_import,
+    make_verification,
+)
 
 READ_ONLY = {
     Rollout: factories.make_rollout,
@@ -41,6 +50,7 @@ READ_ONLY = {
     Snapshot: factories.make_snapshot,
     Trajectory: factories.make_trajectory,
     Evaluation: factories.make_evaluation,
+    Reevaluation: factories.make_reevaluation,
     Batch: factories.make_batch,
     Worker: factories.make_worker,
     IdempotencyRecord: factories.make_record,
@@ -50,8 +60,11 @@ READ_ONLY = {
     FeedPlan: factories.make_feed_plan,
     FeedReturn: factories.make_feed_return,
     TaskProgress: factories.make_task_progress,
+    Verification: make_verification,
     Webhook: factories.make_webhook,
     WebhookDelivery: factories.make_webhook_delivery,
+    TaskImport: make_task_import,
+    RejectedRow: make_rejected_row,
 }
 EDITABLE = {
     Environment: factories.make_environment,

@@ -38,6 +38,7 @@ def test_create_with_defaults(trainer: Caller) -> None:
         "share": 1,
         "max_attempts": 3,
         "failure_reward": 0.0,
+        "force": False,
         "max_policy_lag": None,
         "on_policy_lag": "cut",
         "mode": "asynchronous",

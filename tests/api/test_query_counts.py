@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from rollouts.models import Evaluation, Reevaluation
 from sandboxes.models import Snapshot
 from tests import factories
 from tests.api.callers import Caller
@@ -63,6 +64,22 @@ def world(operator: Caller) -> Callable[[], dict[str, Any]]:
             shown["image"] = factories.make_image()
         factories.make_image_build(image=shown["image"], requested_by=operator.user)
         factories.make_image_build()
+        if "import" not in shown:
+            shown["import"] = factories.make_task_import()
+            shown["verification"] = factories.make_verification()
+        factories.make_rejected_row(
+            task_import=shown["import"], number=shown["import"].rejected_rows.count() + 1
+        )
+        factories.make_task_import()
+        factories.make_verification()
+        Evaluation.objects.create(rollout=shown["rollout"], evaluator="exact")
+        shown["again"] = Reevaluation.objects.create(
+            owner=operator.user,
+            experiment=root,
+            evaluator="exact",
+            state="done",
+            ended_at=root.created_at,
+        )
         return {"root": root, **shown}
 
     shown: dict[str, Any] = {}
@@ -75,6 +92,7 @@ def paths(rows: dict[str, Any]) -> dict[str, str]:
     lists = (
         *("experiments", "groups", "batches", "rollouts", "policies", "inference-servers"),
         *("task-sets", "environments", "images", "image-builds", "nodes", "sandboxes"),
+        *("task-sets/imports", "verifications", "evaluations"),
     )
     return {
         **{f"{name}/": f"{name}/" for name in lists},
@@ -93,6 +111,11 @@ def paths(rows: dict[str, Any]) -> dict[str, str]:
         "images/{id}/": f"images/{rows['image'].pk}/",
         "images/{id}/builds/": f"images/{rows['image'].pk}/builds/",
         "image-builds/{id}/": f"image-builds/{rows['image'].builds.latest('created_at').pk}/",
+        "task-sets/imports/{id}/rejected/": f"task-sets/imports/{rows['import'].pk}/rejected/",
+        "verifications/{id}/": f"verifications/{rows['verification'].pk}/",
+        "rollouts/{id}/evaluations/": f"rollouts/{rollout}/evaluations/",
+        "reevaluations/{id}/": f"reevaluations/{rows['again'].pk}/",
+        "experiments/{id}/reevaluations/": f"experiments/{root}/reevaluations/",
         "task-sets/{id}/tasks/": f"task-sets/{rows['tasks'].task_set_id}/tasks/",
     }
 

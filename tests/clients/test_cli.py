@@ -404,3 +404,59 @@ def test_module_is_the_command_and_a_reader_that_left_is_no_fault(service: Scrip
         assert json.loads(process.stdout.readline())["name"] == "demo"
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+
+
+IMPORTS = "/task-sets/imports/"
+
+
+def task_import(**values: Any) -> dict[str, Any]:
+    return {
+        "id": "0198c7f2-0000-7000-8000-00000000000a",
+        "set_name": "sums",
+        "state": "queued",
+        "format": "jsonl",
+        "source": "upload",
+        "name": "rows.jsonl",
+        "created": 0,
+        "changed": 0,
+        "unchanged": 0,
+        "rejected": 0,
+        "error": "",
+        **values,
+    }
+
+
+@pytest.mark.parametrize(("rejected", "status"), [(0, 0), (1, 1)])
+def test_import_into_a_set_is_the_services_work(
+    service: Scripted, run: Run, tmp_path: Path, rejected: int, status: int
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'{"a": 1}\n')
+    done = task_import(state="done", created=2, rejected=rejected)
+    service.on("POST", IMPORTS, Reply(202, task_import()))
+    service.on("GET", f"{IMPORTS}{done['id']}/", Reply(200, done))
+    rows = [{"number": 2, "place": "rows.jsonl:2", "reason": "no JSON", "raw": "{"}][:rejected]
+    service.on("GET", f"{IMPORTS}{done['id']}/rejected/", page(*rows))
+
+    ended, out, err = run(
+        *("tasks", "import", str(file), "--set", "sums", "--format", "jsonl"),
+        *("--options", '{"evaluator": "exact"}'),
+    )
+
+    (sent,) = service.calls("POST", IMPORTS)
+    assert (sent.body, sent.headers["content-length"]) == ({"a": 1}, "9")
+    assert sent.query == {
+        "set_name": ["sums"],
+        "name": ["rows.jsonl"],
+        "format": ["jsonl"],
+        "options": ['{"evaluator": "exact"}'],
+    }
+    assert ended == status
+    assert f"2 created, 0 changed, 0 unchanged, {rejected} rejected" in out
+    assert ("refused rows.jsonl:2: no JSON" in err) == bool(rejected)
+
+
+def test_import_wants_a_set_or_an_experiment(run: Run) -> None:
+    assert run("tasks", "import", "x")[0] == 2
+    assert run("tasks", "import", "x", "--set", "a", "--experiment", "b")[0] == 2
+    assert run("tasks", "import", "/nowhere/x", "--set", "a")[0] == 2

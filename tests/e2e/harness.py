@@ -35,6 +35,7 @@ TIMINGS = {
     "PRORL_INIT_WORKERS": "4",
     "PRORL_RUN_WORKERS": "16",
     "PRORL_EVAL_WORKERS": "2",
+    "PRORL_SECRET_E2E": "hidden-from-all-rows",
 }
 
 
@@ -219,19 +220,27 @@ def write_task(
     test: str = "echo 1 > /logs/verifier/reward.txt",
     setup: str = "",
     instruction: str = "",
+    evaluator: str = "",
 ) -> str:
-    """Write a Harbor task folder; return the reference that it is imported under."""
+    """Write a Harbor task folder; return the reference that it is imported under.
+
+    `evaluator` are settings of the evaluator, as lines of TOML.
+    """
     task = folder / name
     for each in ("tests", "environment"):
         (task / each).mkdir(parents=True, exist_ok=True)
     (task / "task.toml").write_text(
         f'schema_version = "1.4"\n[task]\nname = "e2e/{name}"\n[verifier]\ntimeout_sec = 60.0\n'
+        f"[metadata.evaluator]\n{evaluator}\n"
     )
     (task / "instruction.md").write_text(instruction or f"Marker {name} end.")
     (task / "tests" / "test.sh").write_text(f"#!/bin/bash\n{test}\n")
     if setup:
         (task / "environment" / "setup.sh").write_text(f"#!/bin/bash\nset -e\n{setup}\n")
     return f"e2e/{name}"
+
+
+WHOLE = 'scope = "whole"'  # for tests that look outside of the working directory
 
 
 def marker(name: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from prorl_site.stack.processes import ROOT
 from rollouts.importers.base import FileContent, encode_files
 from rollouts.inference.rendering import load_renderer
-from tests.e2e.harness import JSON, Line, ModelServer, marker, write_task
+from tests.e2e.harness import JSON, WHOLE, Line, ModelServer, marker, write_task
 
 ImportFolder = Callable[..., None]
 TOOLS = ["bash", "editor", "ipython", "think", "submit"]
@@ -172,7 +172,10 @@ def test_one_block_a_turn(
     line: Line, import_folder: ImportFolder, environment: Callable[..., str], tmp_path: Path
 ) -> None:
     ref = write_task(
-        tmp_path, "blocks", test="cp /tmp/b /logs/verifier/b && echo 1 > /logs/verifier/reward.txt"
+        tmp_path,
+        "blocks",
+        test="cp /tmp/b /logs/verifier/b && echo 1 > /logs/verifier/reward.txt",
+        evaluator=WHOLE,
     )
     environment("blocks", "bash_block", ["bash", "submit"])
     import_folder("blocks", tmp_path, "blocks")
@@ -285,7 +288,10 @@ def test_an_episode_with_tools_is_branched_off_after_its_second_turn(
         environment="twigs",
         instruction="Go on.",
         messages=prefix,
-        hidden=hidden_test("wc -l < /tmp/w/log > /logs/verifier/reward.txt"),
+        hidden={
+            **hidden_test("wc -l < /tmp/w/log > /logs/verifier/reward.txt"),
+            "evaluator_settings": {"scope": "whole"},
+        },
     )
 
     assert [(r["outcome"], r["reward"], r["turns"]) for r in done] == [("scored", 3.0, 1)] * 4, done

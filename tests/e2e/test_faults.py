@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.e2e.harness import JSON, Line, marker, wait_until, write_task
+from tests.e2e.harness import JSON, WHOLE, Line, marker, wait_until, write_task
 
 ImportFolder = Callable[..., None]
 
@@ -283,6 +283,7 @@ def test_breaking_the_grader_does_not_pay(
         tmp_path,
         "break-grader",
         test="/usr/bin/env true && echo 1 > /logs/verifier/reward.txt",
+        evaluator=WHOLE,
     )
     import_folder("break-grader", tmp_path)
     line.server.play({"marker": marker("break-grader"), "turns": ["rm -f /usr/bin/env", "submit"]})

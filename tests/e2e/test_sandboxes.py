@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from examples.demo.trainer import ServiceRefused
-from tests.e2e.harness import JSON, Line, marker, wait_until, write_task
+from tests.e2e.harness import JSON, WHOLE, Line, marker, wait_until, write_task
 
 ImportFolder = Callable[..., None]
 
@@ -164,7 +164,7 @@ def test_an_agent_that_breaks_its_system_pays_for_it(
     line: Line, import_folder: ImportFolder, tmp_path: Path, broken: str
 ) -> None:
     name = f"brick-{broken}"
-    ref = write_task(tmp_path, name)
+    ref = write_task(tmp_path, name, evaluator=WHOLE)
     import_folder(name, tmp_path)
     line.server.play({"marker": marker(name), "turns": [f"rm -f /bin/{broken}", "submit"]})
     experiment = line.experiment(name, failure_reward=-1.0)
@@ -336,6 +336,7 @@ def test_a_sandbox_that_ends_behind_the_agents_back_is_graded_as_it_was_left(
         tmp_path,
         "behind",
         test="test -e /var/tmp/1 && cp /app/work /logs/verifier/reward.txt",
+        evaluator=WHOLE,
     )
     environment("behind", limits={"disk_bytes": 64 * 1024**2})
     import_folder("behind", tmp_path, "behind")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollouts.inference.rendering import load_renderer
-from tests.e2e.harness import Line, ModelServer, marker, wait_until, write_task
+from tests.e2e.harness import WHOLE, Line, ModelServer, marker, wait_until, write_task
 
 ImportFolder = Callable[..., None]
 TURNS = ["echo one > /tmp/a", "cat /tmp/a", "submit done"]
@@ -129,7 +129,8 @@ def site(line: Line, servers: list[ModelServer], tokenizer_folder: Path) -> Iter
 
 def task(name: str, folder: Path, import_folder: ImportFolder) -> str:
     """Make and import a task of this name; return its reference."""
-    ref = write_task(folder, name, test="grep -q one /tmp/a && echo 1 > /logs/verifier/reward.txt")
+    test = "grep -q one /tmp/a && echo 1 > /logs/verifier/reward.txt"
+    ref = write_task(folder, name, test=test, evaluator=WHOLE)
     import_folder(name, folder)
     return ref
 

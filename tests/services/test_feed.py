@@ -232,7 +232,7 @@ def test_a_skip_list_of_everything_says_so() -> None:
     experiment = make_fed(make_tasks(2, name="a"), feed_settings={"skip": ["a-000", "a-001"]})
 
     assert feed(experiment) == []
-    assert detail(experiment) == "waits for tasks: the skip list leaves none of a"
+    assert detail(experiment) == "waits for tasks: what is skipped leaves none of a"
     assert (experiment.feed_epoch, experiment.feed_position) == (0, 0)
 
 
@@ -331,3 +331,24 @@ def test_two_trainers_on_one_experiment_get_different_groups_in_start_order() ->
         .values_list("task__ref", flat=True)
     )
     assert refs_of(first) + refs_of(second) == all_refs
+
+
+def test_flaky_tasks_are_left_out_where_that_is_asked_of_a_plan_that_is_there_too() -> None:
+    tasks = make_tasks(3, name="a")
+    for ref in ("a-001", "a-002"):
+        task = Task.objects.get(ref=ref)
+        # What a verification found of an earlier content says nothing of this one.
+        flaky_hash = task.content_hash if ref == "a-001" else "another"
+        Task.objects.filter(pk=task.pk).update(flaky_hash=flaky_hash)
+    order = {"shuffle": False, "epochs": 1, "groups_in_flight": 9}
+
+    assert feed(make_fed(tasks, feed_settings=order)) == ["a-000", "a-001", "a-002"]
+    experiment = make_fed(tasks, feed_settings={**order, "skip_flaky": True})
+    assert feed(experiment) == ["a-000", "a-002"]
+
+    later = make_fed(tasks, batch_groups=1, feed_settings={**order, "groups_in_flight": 1})
+    assert feed(later) == ["a-000"]
+    update_experiment(
+        experiment_id=later.pk, feed_settings={"skip_flaky": True, "groups_in_flight": 9}
+    )
+    assert feed(later) == ["a-002"]

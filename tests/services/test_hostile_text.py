@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from evaluators.base import Artefacts
 from evaluators.script import ScriptEvaluator
 from rollouts.models import Attempt, Evaluation, JournalEntry, Rollout
 from rollouts.services.claim import Claim
@@ -18,6 +17,7 @@ from rollouts.text import clean_json, clean_text
 from sandboxes.runtime.factory import make_runtime
 from sandboxes.runtime.protocol import SandboxSpec
 from sandboxes.runtime.sessions import ShellSession
+from tests.script_left import script_artefacts
 from tests.services.line import bring_to, eval_result, make_group, make_node, run_result
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -120,7 +120,7 @@ def test_no_answer_stays_no_answer() -> None:
 def test_reward_names_that_a_script_wrote_with_nul_bytes_are_scored() -> None:
     claim = held("eval")
     reward_json = b'{"reward": 0.5, "x\\u0000": 1, "y\\ud800": 2}'
-    found = ScriptEvaluator().score({}, {}, Artefacts(reward_json=reward_json))
+    found = ScriptEvaluator().score({}, {}, script_artefacts(reward_json))
     assert set(found.rewards) == {"reward", "x\0", "y\ud800"}
 
     finish_eval(

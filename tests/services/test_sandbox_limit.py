@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from evaluators.base import Artefacts
+from evaluators.base import PhaseResult
 from rollouts.inference.protocol import Generation
 from rollouts.models import Attempt, Evaluation, Experiment, JournalEntry, Rollout
 from rollouts.services.claim import Claim
 from rollouts.services.finish import give_back
 from rollouts.services.trajectories import read_trajectory
-from rollouts.stages import evaluation, inside, network, runner, running
+from rollouts.stages import evaluation, inside, network, phases, runner, running
 from rollouts.stages.generating import Generator
 from rollouts.stages.lease import Held
 from sandboxes.models import Environment, Sandbox
 from sandboxes.runtime.exceptions import SandboxGone
 from sandboxes.runtime.fake import Answer, FakeRuntime, FakeSandbox
 from sandboxes.runtime.protocol import SandboxHandle, SandboxSpec
+from tests.script_left import script_left
 from tests.services.line import (
     bring_to,
     claim_active,
@@ -33,7 +34,7 @@ from tests.unit.handlers.episode_parts import CharacterRenderer, said
 pytestmark = pytest.mark.django_db(transaction=True)
 
 FAILURE_REWARD = -1.5
-PASSED = Artefacts(reward_txt=b"1", exit_code=0)
+PASSED = script_left(reward_txt=b"1", exit_code=0)
 
 
 class Model:
@@ -128,21 +129,21 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Claim, Node]]:
 def tests_that(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
     """Return how to set what tests on the untouched sandbox find, or raise."""
 
-    def install(found: Artefacts | Exception) -> list[bool]:
+    def install(found: PhaseResult | Exception) -> list[bool]:
         graded: list[bool] = []
 
         def started(*, layers: Any, **_values: Any) -> SandboxHandle:
             assert layers is None
             return SandboxHandle(name="g", pid=1, start_ticks=1, layer="")
 
-        def tested(held: Held, grading: Any, handle: Any, env: Any) -> Artefacts:
+        def tested(_bench: Any, phase: Any, handle: Any, env: Any) -> PhaseResult:
             graded.append(True)
             if isinstance(found, Exception):
                 raise found
             return found
 
-        monkeypatch.setattr(evaluation, "start_prepared_sandbox", started)
-        monkeypatch.setattr(evaluation, "_tested", tested)
+        monkeypatch.setattr(phases, "start_prepared_sandbox", started)
+        monkeypatch.setattr(phases.Bench, "carry_out", tested)
         return graded
 
     return install
@@ -225,7 +226,7 @@ def test_any_other_end_of_a_sandbox_is_tried_again(limit: str | None, begin: Any
 def test_where_the_untouched_sandbox_fails_too_nobody_is_judged(
     begin: Any, tests_that: Any
 ) -> None:
-    tests_that(Artefacts(exit_code=1))
+    tests_that(script_left())
     claim, _node = begin("eat")
     running.carry_out_run(Held(claim))
     Experiment.objects.update(max_attempts=1)

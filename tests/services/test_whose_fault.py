@@ -1,30 +1,59 @@
 """Grading that breaks: a policy that broke it pays with its reward, the service never does."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evaluators.base import Artefacts, EvaluatorCancelled, EvaluatorTimeout
+from evaluators.base import (
+    Base,
+    EvaluatorCancelled,
+    EvaluatorTimeout,
+    JudgeUnavailable,
+    Phase,
+    PhaseResult,
+)
 from rollouts.exceptions import InfraFault, StageTimeout
 from rollouts.models import Attempt, Evaluation, Experiment, Rollout, Task
 from rollouts.services.claim import Claim
-from rollouts.stages import evaluation, runner
+from rollouts.stages import phases, runner
 from rollouts.stages.evaluation import carry_out_eval
 from rollouts.stages.lease import Held
+from rollouts.stages.phases import Bench
 from sandboxes.models import Sandbox
-from sandboxes.runtime.exceptions import EnterFailed, SandboxGone
+from sandboxes.runtime.exceptions import EnterFailed, ImageUnusable, SandboxGone
+from sandboxes.runtime.fake import FakeRuntime
 from sandboxes.runtime.protocol import SandboxHandle
+from tests.script_left import script_left
 from tests.services.line import active_attempt, bring_to, make_experiment, make_group, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-LAYER = "what-the-agent-left"
-PREPARED = "what-the-setups-left"
-WORKS = Artefacts(reward_txt=b"1", exit_code=0)
+LAYER = "layer-" + "a" * 32
+PREPARED = "prepared-" + "b" * 32
+WORKS = script_left(reward_txt=b"1", exit_code=0)
 FAILURE_REWARD = -1.5
 
-Grade = Callable[[Held, Any], Artefacts]
+Grade = Callable[[Bench], PhaseResult]
+
+
+@pytest.fixture(autouse=True)
+def storage(settings: Any, tmp_path: Path) -> None:
+    stores = {name: dict(store) for name, store in settings.STORAGES.items()}
+    stores["trajectories"]["OPTIONS"] = {"location": str(tmp_path)}
+    settings.STORAGES = stores
+
+
+@pytest.fixture(autouse=True)
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    """Return the node that holds what the agent and the setups left."""
+    made = FakeRuntime()
+    made.layers.keep(PREPARED, {}, (), image="base")
+    files = {"/app/work": (b"done", 0o644), "/bin/bash": (b"bad", 0o755)}
+    made.layers.keep(LAYER, files, (PREPARED,), image="base")
+    monkeypatch.setattr(phases, "node_runtime", lambda: made)
+    return made
 
 
 @pytest.fixture
@@ -42,7 +71,7 @@ def claim() -> Claim:
 
 
 @pytest.fixture
-def tests_that(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
+def tests_that(monkeypatch: pytest.MonkeyPatch, node: FakeRuntime) -> Callable[..., list[bool]]:
     """Return how to set what the tests do: on the agent's layer, and on the untouched one.
 
     The list that it returns tells which gradings were made, True for the untouched one.
@@ -51,40 +80,44 @@ def tests_that(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
     def install(*, on_the_agents: Grade, on_the_untouched: Grade) -> list[bool]:
         graded: list[bool] = []
 
-        def started(*, layers: tuple[str, ...] | None, **_values: Any) -> SandboxHandle:
-            assert layers in (None, (LAYER, PREPARED))
+        def started(
+            *, layers: tuple[str, ...] | None, closed: bool, **_values: Any
+        ) -> SandboxHandle:
+            assert closed
+            assert layers is None or layers[1:] == (PREPARED,)
             top = layers[0] if layers else ""
+            assert not top or node.layers.merged((top,)) == {"/app/work": (b"done", 0o644)}
             return SandboxHandle(name="x", pid=1, start_ticks=1, layer=top)
 
-        def tested(held: Held, grading: Any, handle: SandboxHandle, env: Any) -> Artefacts:
-            assert env == {}
+        def tested(bench: Bench, phase: Phase, handle: SandboxHandle, env: Any) -> PhaseResult:
+            assert (phase.name, phase.base, env) == ("tests", Base.AGENT, {})
             untouched = not handle.layer
             graded.append(untouched)
-            return (on_the_untouched if untouched else on_the_agents)(held, grading)
+            return (on_the_untouched if untouched else on_the_agents)(bench)
 
-        monkeypatch.setattr(evaluation, "start_prepared_sandbox", started)
-        monkeypatch.setattr(evaluation, "_tested", tested)
+        monkeypatch.setattr(phases, "start_prepared_sandbox", started)
+        monkeypatch.setattr(Bench, "carry_out", tested)
         return graded
 
     return install
 
 
-def work(_held: Held, _grading: Any) -> Artefacts:
+def work(_bench: Bench) -> PhaseResult:
     return WORKS
 
 
-def leave_no_reward(_held: Held, _grading: Any) -> Artefacts:
-    return Artefacts(exit_code=1)
+def leave_no_reward(_bench: Bench) -> PhaseResult:
+    return script_left()
 
 
-def hang(held: Held, grading: Any) -> Artefacts:
+def hang(bench: Bench) -> PhaseResult:
     """Use up all the seconds of this grading, by the stage's clock."""
-    held._deadline -= evaluation._seconds(held, grading)
+    bench._held._deadline -= bench.seconds()
     raise EvaluatorTimeout("the tests did not end")
 
 
 def gone(limit: str | None) -> Grade:
-    def end(_held: Held, _grading: Any) -> Artefacts:
+    def end(_bench: Bench) -> PhaseResult:
         raise SandboxGone("the sandbox no longer runs", limit=limit)
 
     return end
@@ -122,8 +155,8 @@ def test_a_policy_that_makes_its_tests_hang_gets_the_failure_reward(
 ) -> None:
     allowed: list[float] = []
 
-    def measured(held: Held, grading: Any) -> Artefacts:
-        allowed.append(evaluation._seconds(held, grading))
+    def measured(bench: Bench) -> PhaseResult:
+        allowed.append(bench.seconds())
         return WORKS
 
     graded = tests_that(on_the_agents=hang, on_the_untouched=measured)
@@ -149,8 +182,8 @@ def test_a_task_with_more_seconds_than_the_stage_leaves_the_untouched_grading_it
     )
     allowed: list[float] = []
 
-    def measured(held: Held, grading: Any) -> Artefacts:
-        allowed.append(evaluation._seconds(held, grading))
+    def measured(bench: Bench) -> PhaseResult:
+        allowed.append(bench.seconds())
         return WORKS
 
     tests_that(on_the_agents=hang, on_the_untouched=measured)
@@ -167,8 +200,8 @@ def test_a_task_with_few_seconds_for_its_tests_gives_them_no_more(
     Task.objects.update(payload={"verifier_timeout_seconds": 4.0})
     allowed: list[float] = []
 
-    def measured(held: Held, grading: Any) -> Artefacts:
-        allowed.append(evaluation._seconds(held, grading))
+    def measured(bench: Bench) -> PhaseResult:
+        allowed.append(bench.seconds())
         return WORKS
 
     tests_that(on_the_agents=measured, on_the_untouched=work)
@@ -276,15 +309,11 @@ def test_an_evaluator_that_always_fails_ends_the_rollout_without_a_reward(
 def test_no_time_left_for_the_untouched_grading_is_no_verdict(
     claim: Claim, tests_that: Any
 ) -> None:
-    def use_up_the_stage(held: Held, _grading: Any) -> Artefacts:
-        held._deadline = 0.0
+    def use_up_the_stage(bench: Bench) -> PhaseResult:
+        bench._held._deadline = 0.0
         raise EvaluatorTimeout("the tests did not end")
 
-    def measured(held: Held, grading: Any) -> Artefacts:
-        evaluation._seconds(held, grading)
-        return WORKS
-
-    tests_that(on_the_agents=use_up_the_stage, on_the_untouched=measured)
+    tests_that(on_the_agents=use_up_the_stage, on_the_untouched=work)
 
     with pytest.raises(StageTimeout) as raised:
         carry_out_eval(Held(claim))
@@ -296,8 +325,8 @@ def test_no_time_left_for_the_untouched_grading_is_no_verdict(
 def test_a_cancel_amid_the_tests_is_not_held_against_the_policy(
     claim: Claim, tests_that: Any
 ) -> None:
-    def be_cancelled(held: Held, _grading: Any) -> Artefacts:
-        held.cause = "cancelled"
+    def be_cancelled(bench: Bench) -> PhaseResult:
+        bench._held.cause = "cancelled"
         raise EvaluatorCancelled("the tests were cancelled")
 
     graded = tests_that(on_the_agents=be_cancelled, on_the_untouched=work)
@@ -315,8 +344,8 @@ def test_a_cancel_amid_the_tests_is_not_held_against_the_policy(
 def test_a_fault_seen_while_the_worker_must_stop_is_given_back_and_judged_by_nobody(
     claim: Claim, tests_that: Any
 ) -> None:
-    def be_shut_down(held: Held, _grading: Any) -> Artefacts:
-        held.cause = "shutdown"
+    def be_shut_down(bench: Bench) -> PhaseResult:
+        bench._held.cause = "shutdown"
         raise EvaluatorTimeout("the tests did not end")
 
     graded = tests_that(on_the_agents=be_shut_down, on_the_untouched=work)
@@ -363,8 +392,8 @@ def test_a_sandbox_that_cannot_be_entered_once_is_tested_again(
 ) -> None:
     faults = iter([True])
 
-    def enter_the_second_time(held: Held, grading: Any) -> Artefacts:
-        return fail_to_enter(held, grading) if next(faults, False) else WORKS
+    def enter_the_second_time(bench: Bench) -> PhaseResult:
+        return fail_to_enter(bench) if next(faults, False) else WORKS
 
     graded = tests_that(on_the_agents=enter_the_second_time, on_the_untouched=work)
 
@@ -374,5 +403,43 @@ def test_a_sandbox_that_cannot_be_entered_once_is_tested_again(
     assert Rollout.objects.get().reward == 1.0
 
 
-def fail_to_enter(_held: Held, _grading: Any) -> Artefacts:
+def test_what_cannot_be_cut_out_of_the_agents_layer_is_the_policys_fault(
+    claim: Claim, tests_that: Any, node: FakeRuntime
+) -> None:
+    graded = tests_that(on_the_agents=work, on_the_untouched=work)
+    node.fail_next("cut_layers", ImageUnusable("too deep"), ImageUnusable("too deep"))
+
+    carry_out_eval(Held(claim))
+
+    assert graded == [True]
+    expect_the_failure_reward("evaluator.broken_sandbox")
+
+
+def test_the_layers_made_for_a_grading_are_discarded_with_its_sandbox(
+    claim: Claim, tests_that: Any, node: FakeRuntime
+) -> None:
+    tests_that(on_the_agents=work, on_the_untouched=work)
+
+    carry_out_eval(Held(claim))
+
+    assert node.list_layers() == [LAYER]
+    assert [method for method, _name in node.calls] == ["cut_layers", "stop", "discard_layer"]
+
+
+def test_a_fault_that_is_the_graders_by_its_kind_judges_nobody(
+    claim: Claim, tests_that: Any
+) -> None:
+    def find_no_judge(_bench: Bench) -> PhaseResult:
+        raise JudgeUnavailable("no answer")
+
+    graded = tests_that(on_the_agents=find_no_judge, on_the_untouched=work)
+
+    with pytest.raises(InfraFault) as raised:
+        carry_out_eval(Held(claim))
+
+    assert (raised.value.code, graded) == ("evaluator.judge_unavailable", [False])
+    assert not Evaluation.objects.exists()
+
+
+def fail_to_enter(_bench: Bench) -> PhaseResult:
     raise EnterFailed("no shell")

@@ -41,6 +41,11 @@ class EvaluationInput(StrictSerializer):
     )
     sampling = OptionsField(Sampling, required=False)
     budgets = OptionsField(Budgets, required=False)
+    force = serializers.BooleanField(
+        required=False,
+        source="allow_broken",
+        help_text="Run on environments that a verification found broken.",
+    )
 
 
 class EvaluationOutput(serializers.ModelSerializer[EvaluationRun]):

@@ -62,6 +62,12 @@ class ExperimentChanges(StrictSerializer):
         required=False, help_text="Which finished groups make a batch, and what ends the others."
     )
 
+    force = serializers.BooleanField(
+        required=False,
+        source="allow_broken",
+        help_text="Run on environments that a verification found broken.",
+    )
+
 
 class ExperimentInput(ExperimentChanges):
     """A new experiment."""
@@ -90,6 +96,7 @@ class ExperimentOutput(serializers.ModelSerializer[Experiment]):
     filters = FiltersField(read_only=True)
     selection = SelectionField(read_only=True)
     exhausted = serializers.SerializerMethodField()
+    force = serializers.BooleanField(source="allow_broken", read_only=True)
 
     class Meta:
         model = Experiment
@@ -111,6 +118,7 @@ class ExperimentOutput(serializers.ModelSerializer[Experiment]):
             "share",
             "max_attempts",
             "failure_reward",
+            "force",
             "max_policy_lag",
             "on_policy_lag",
             "mode",

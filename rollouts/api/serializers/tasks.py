@@ -22,6 +22,9 @@ class TaskOutput(serializers.ModelSerializer[Task]):
 
     environment = serializers.CharField(source="environment.ref", read_only=True)
     metadata = JsonObjectField(read_only=True)
+    flaky = serializers.BooleanField(
+        read_only=True, help_text="Its present content scored differently when it was repeated."
+    )
 
     class Meta:
         model = Task
@@ -33,6 +36,7 @@ class TaskOutput(serializers.ModelSerializer[Task]):
             "instruction",
             "metadata",
             "content_hash",
+            "flaky",
             "created_at",
         ]
         read_only_fields = fields

@@ -32,7 +32,7 @@ from rollouts.services.group_counts import count_groups
 from rollouts.services.inline import add_inline_tasks
 from rollouts.services.submit import GroupRequest, submit_groups
 
-_GROUPS = Group.objects.select_related("task", "environment")
+_GROUPS = Group.objects.select_related("task", "environment").defer("environment__files")
 _BINARY = {"type": "string", "format": "binary"}
 _CONTENT = {
     (200, "application/json"): GroupContent,

@@ -24,7 +24,9 @@ from rollouts.services.trajectories import read_trajectory
 class RolloutViewSet(VisibleMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Rollout]):
     """Episodes."""
 
-    queryset = Rollout.objects.select_related("group__task", "environment", "node")
+    queryset = Rollout.objects.select_related("group__task", "environment", "node").defer(
+        "environment__files"
+    )
     serializer_class = RolloutOutput
     filterset_class = RolloutFilter
     lookup_value_converter = "uuid"

@@ -42,7 +42,9 @@ class TaskSetViewSet(
 class TaskViewSet(mixins.ListModelMixin, viewsets.GenericViewSet[Task]):
     """Tasks of one task set."""
 
-    queryset = Task.objects.select_related("environment").defer("payload", "hidden")
+    queryset = Task.objects.select_related("environment").defer(
+        "payload", "hidden", "environment__files"
+    )
     serializer_class = TaskOutput
     filterset_class = TaskFilter
 

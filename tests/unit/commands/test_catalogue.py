@@ -8,8 +8,8 @@ import pytest
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from rollouts.admin.environment_check import environment_errors
 from rollouts.models import Task, TaskSet
+from rollouts.services.environment_check import environment_errors
 from sandboxes.models import Environment, Image
 from sandboxes.services.catalogue import save_environment, save_image
 from tests.unit.commands.calls import call
@@ -127,8 +127,9 @@ def test_tasks_with_other_needs_get_an_environment_of_their_own(tmp_path) -> Non
     [
         ('docker_image = "nope"', "image 'nope' is not in the catalogue"),
         ('network_mode = "public"', "the task asks for a network"),
+        ('network_mode = "allowlist"\nallowed_hosts = ["pypi.org"]', "set PRORL_EGRESS=1"),
         ('memory_mb = "much"', "memory_mb is 'much'; it must be a whole number above 0"),
-        ("env = {A = 'b'}", "[environment] env is not given to sandboxes"),
+        ('cpus = "many"', "cpus is 'many'; it must be a number above 0"),
     ],
 )
 def test_what_cannot_be_given_is_refused_by_name_and_the_rest_imported(
@@ -204,8 +205,10 @@ def test_the_shipped_arithmetic_is_imported_whole() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("jsonl", "/nowhere.jsonl", "--set", "x"), "jsonl needs --environment"),
-        (("harbor", "/nowhere", "--set", "x"), "/nowhere: No such file or directory"),
+        (("jsonl", "/nowhere.jsonl", "--set", "x"), "/nowhere.jsonl is not there"),
+        (("jsonl", "/x", "--set", "x", "--evaluator", "vibes"), "no evaluator 'vibes'"),
+        (("jsonl", "/x", "--set", "x", "--tools", "environment"), "needs an environment"),
+        (("harbor", "/nowhere", "--set", "x"), "/nowhere is not there"),
         (("harbor", "/nowhere", "--set", "Not A Name"), "Use lower-case letters"),
         (("harbor", "/nowhere", "--set", "x", "--environment", "y"), "no environment 'y'"),
         (

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from evaluators.base import Artefacts, Score
+from evaluators.base import Score
 from evaluators.registry import get_evaluator
 from rollouts.importers.base import FileContent, Files, TaskRecord
 from rollouts.importers.harbor import read_harbor_folder
+from tests.script_left import script_artefacts
 from tests.unit.examples.plain_root import attempt, missing
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -57,9 +58,7 @@ def _needs_a_root(request: pytest.FixtureRequest) -> None:
 def graded(task: TaskRecord, agent: Files, folder: Path) -> Score:
     """Return the score of one attempt, as the task's own evaluator sees it."""
     outcome = attempt(task, agent, folder)
-    artefacts = Artefacts(
-        reward_json=outcome.reward_json, reward_txt=outcome.reward_txt, test_log=outcome.log
-    )
+    artefacts = script_artefacts(outcome.reward_json, outcome.reward_txt, log=outcome.log.encode())
     return get_evaluator(task.evaluator).score(
         task.evaluator_settings, task.evaluator_payload, artefacts
     )
