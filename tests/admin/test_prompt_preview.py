@@ -159,7 +159,7 @@ MESSAGES = [
 ]
 
 
-def test_a_task_s_own_conversation_is_shown_to_who_takes_it(operator, tokenizer) -> None:
+def test_a_task_s_own_conversation_is_shown_by_every_agent(operator, tokenizer) -> None:
     make_policy(tokenizer=tokenizer)
     task = make_task(ref="t1", instruction="Not shown.", payload={"messages": MESSAGES})
     branch = make_environment(
@@ -178,8 +178,8 @@ def test_a_task_s_own_conversation_is_shown_to_who_takes_it(operator, tokenizer)
     assert counts["Given messages"] == len(renderer.render(MESSAGES))
     assert "ls<|im_end|>" in prompt_of(text)
     assert "Not shown." not in prompt_of(text)
-    assert "Not shown." in prompt_of(other)
-    assert "a.py" not in prompt_of(other)
+    assert "Not shown." not in prompt_of(other)
+    assert "a.py" in prompt_of(other)
 
 
 def test_a_conversation_that_is_none_is_said_in_a_sentence(operator, tokenizer) -> None:

@@ -44,7 +44,8 @@ def test_every_creating_call_takes_an_idempotency_key(generated: str) -> None:
             *("experiments", "experiments/{experiment_id}/groups", "policies", "environments"),
             *("experiments/{experiment_id}/batches", "inference-servers", "images"),
             *("rollouts/{rollout_id}/snapshots", "policies/{policy_id}/updates", "evaluations"),
-            "experiments/{experiment_id}/webhooks",
+            *("experiments/{experiment_id}/webhooks", "experiments/{experiment_id}/reevaluations"),
+            *("environments/import", "environments/{environment_id}/verifications"),
         )
     }
 
