@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -86,10 +85,12 @@ class PluginRegistry(Mapping[str, T], ABC, Generic[T]):
                 self._known, self._sources, self._faults = {}, {}, []
                 for each in self.built_in:
                     self.register(each, source="the service")
+                from importlib.metadata import entry_points  # 40 ms, for who wants all of them
+
                 for point in sorted(entry_points(group=self._group), key=lambda p: p.name):
                     self._add(point.load, f"entry point {point.name} = {point.value}")
                 for path in self._paths:
-                    self._add(partial(_imported, path), f"setting {self.setting}, {path}")
+                    self._add(partial(imported, path), f"setting {self.setting}, {path}")
             return self._known
 
     def _add(self, load: Callable[[], object], source: str) -> None:
@@ -106,6 +107,7 @@ class PluginRegistry(Mapping[str, T], ABC, Generic[T]):
         logger.error("%s left out: %s", self.kind, reason)
 
 
-def _imported(path: str) -> object:
+def imported(path: str) -> object:
+    """Return what a dotted path, `package.module.Class`, stands for."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)

@@ -97,10 +97,10 @@ class TaskAdmin(BaseAdmin):
     ]
     readonly_fields = ["content_hash", "flaky_shown", "flaky_evidence", "created_at"]
 
-    @admin.display(description="flaky", boolean=True)
-    def flaky_shown(self, task: Task) -> bool:
-        """Tell whether a verification found that its present content scores differently."""
-        return task.flaky
+    @admin.display(description="flaky")
+    def flaky_shown(self, task: Task) -> str:
+        """Tell whether equal attempts at its present content were scored differently."""
+        return "yes" if task.flaky else "no"
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save with a hash of its own, so that an import sees that the content differs."""

@@ -77,6 +77,8 @@ class EvalResult:
     settings_digest: str = ""
     turn_rewards: list[float | None] = field(default_factory=list)
     evidence: StoredEvidence | None = None
+    # Written anew with rewards of its turns; None: it stays as it is.
+    trajectory: StoredTrajectory | None = None
 
 
 def finish_init(*, claim: Claim) -> None:
@@ -138,6 +140,8 @@ def finish_eval(*, claim: Claim, result: EvalResult) -> None:
             turn_rewards=result.turn_rewards,
             **({} if result.evidence is None else result.evidence.columns()),
         )
+        if result.trajectory is not None:
+            Trajectory.objects.filter(rollout_id=claim.rollout_id).update(**vars(result.trajectory))
         ended = end_rollout(
             rollout_id=claim.rollout_id,
             outcome=Outcome.SCORED,

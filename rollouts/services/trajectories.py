@@ -76,6 +76,37 @@ def store_trajectory(
     )
 
 
+def reward_turns(
+    *, rollout: Rollout, attempt_id: UUID, rewards: Sequence[float | None]
+) -> StoredTrajectory | None:
+    """Write a trajectory anew, each of its turns with the reward that an evaluator gave it.
+
+    `rewards` are in the order in which turns were sampled; None, and nothing is written, where the
+    trajectory has another number of turns. Raises NotThere as `read_body` does.
+    """
+    content = json.loads(read_body(rollout.trajectory))
+    turns = [turn for segment in content["segments"] for turn in segment["turns"]]
+    if len(turns) != len(rewards):
+        return None
+    for turn, reward in zip(turns, rewards, strict=True):
+        turn["reward"] = reward
+    return store_trajectory(
+        experiment_id=rollout.experiment_id,
+        rollout_id=rollout.pk,
+        attempt_id=attempt_id,
+        **{name: content[name] for name in ("segments", "messages", "tools", "agent")},
+    )
+
+
+def forget_files(stored: Trajectory) -> None:
+    """Delete the files of a trajectory that was written anew; what fails is left there."""
+    for path in filter(None, (stored.path, stored.arrow_path)):
+        try:
+            trajectory_storage().delete(path)
+        except OSError:
+            logger.exception("%s is left in the store", path)
+
+
 def _store_arrow(
     name: str, rollout_id: UUID, segments: Sequence[Mapping[str, Any]]
 ) -> tuple[str, int]:

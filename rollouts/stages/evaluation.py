@@ -19,9 +19,10 @@ from rollouts.exceptions import InfraFault, NotThere
 from rollouts.models import Rollout
 from rollouts.options import Budgets
 from rollouts.services.artefacts import rollout_artefacts, store_artefacts, with_phase
-from rollouts.services.finish import EvalResult, finish_eval
+from rollouts.services.finish import EvalResult, StoredTrajectory, finish_eval
 from rollouts.services.grading_settings import grading_settings, settings_digest
 from rollouts.services.secrets import evaluator_secrets, masked, replace_marks
+from rollouts.services.trajectories import forget_files, reward_turns
 from rollouts.stages.database import database
 from rollouts.stages.lease import Held
 from rollouts.stages.phases import Bench, Grading
@@ -47,6 +48,7 @@ def carry_out_eval(held: Held) -> None:
     evidence = store_artefacts(
         rollout=grading.rollout, name=held.claim.attempt_id.hex[:8], artefacts=examined.artefacts
     )
+    rewarded = _rewarded(held, grading.rollout, found)
     with database():
         finish_eval(
             claim=held.claim,
@@ -60,8 +62,27 @@ def carry_out_eval(held: Held) -> None:
                 details=dict(found.details),
                 log=found.log,
                 evidence=evidence,
+                trajectory=rewarded,
             ),
         )
+    if rewarded is not None:
+        forget_files(grading.rollout.trajectory)
+
+
+def _rewarded(held: Held, rollout: Rollout, found: Score) -> StoredTrajectory | None:
+    """Return the trajectory with the rewards of its turns; None where there are none for it."""
+    if all(reward is None for reward in found.turn_rewards) or not hasattr(rollout, "trajectory"):
+        return None
+    try:
+        rewarded = reward_turns(
+            rollout=rollout, attempt_id=held.claim.attempt_id, rewards=found.turn_rewards
+        )
+    except NotThere as lost:
+        logger.error("turns of rollout %s stay without rewards: %s", rollout.id, lost)
+        return None
+    if rewarded is None:
+        logger.info("rollout %s has other turns than those that have rewards", rollout.id)
+    return rewarded
 
 
 class Examination:

@@ -70,8 +70,8 @@ def test_the_entry_point_of_the_page_is_found(package: Path) -> None:
 
 
 def test_the_page_names_every_built_in_evaluator() -> None:
-    for evaluator in BUILT_IN:
-        assert f"\n| `{evaluator.name}` |" in PAGE
+    for name in BUILT_IN:
+        assert f"\n| `{name}` |" in PAGE
 
 
 def test_the_settings_on_the_page_are_valid() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from evaluators import runner
 from evaluators.base import Artefacts, UnknownEvaluator
-from evaluators.registry import EVALUATORS, EvaluatorRegistry, get_evaluator
+from evaluators.registry import BUILT_IN, EVALUATORS, EvaluatorRegistry, get_evaluator
 
 PURE = {"choice", "composite", "exact", "json_schema", "judge", "math", "process", "regex"}
 MODULE = """
@@ -105,3 +106,20 @@ def test_the_child_process_knows_the_plug_ins_of_its_service(plug_ins: Path) -> 
     EVALUATORS.configure(["some_evaluators.instance"])
     result = runner.score("good", {}, {"answer": "a"}, Artefacts(answer="a"), timeout_seconds=60)
     assert (result.reward, dict(result.rewards)) == (0.25, {"reward": 0.25})
+
+
+def test_every_built_in_evaluator_has_the_name_it_is_found_by() -> None:
+    assert {name: get_evaluator(name).name for name in BUILT_IN} == {
+        name: name for name in BUILT_IN
+    }
+    assert sorted(EvaluatorRegistry("no.such.group")) == sorted(BUILT_IN)
+
+
+def test_a_grading_s_process_imports_the_evaluator_that_it_needs_alone() -> None:
+    code = (
+        "import sys, evaluators.child; from evaluators.registry import get_evaluator; "
+        "get_evaluator('script'); print([n for n in ('math', 'swe', 'judge', 'json_schema') "
+        "if 'evaluators.' + n in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
