@@ -49,7 +49,7 @@ def command_of(row: Mapping[str, Any], files: Sequence[str], named: Sequence[str
     for path in ("test_cmd", "test_command", "install_config.test_cmd", "install_config.test_cmds"):
         given = find(row, path)
         if isinstance(given, list) and given and all(isinstance(each, str) for each in given):
-            return " && ".join(given)
+            return "\n".join(given)  # each is run, whatever the one before it ended with
         if as_text(given):
             return as_text(given)
     repo = as_text(row.get("repo"))

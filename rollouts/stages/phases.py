@@ -1,6 +1,7 @@
 """Carry out one phase of a grading: a fresh sandbox, files in, commands, files out."""
 
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -147,6 +148,7 @@ class Bench:
         own sandbox of this name by now.
         """
         made = [ref for layers in self._cut.values() for ref in layers if not _is_prepared(ref)]
+        self._cut.clear()
         if not made or self._grading.sandbox is None or self._held.stopping():
             return
         runtime = node_runtime()
@@ -202,6 +204,7 @@ class Bench:
         snapshot = rollout.group.snapshot
         began_on = () if snapshot is None else tuple(snapshot.layers)
         if phase.base is Base.PREPARED:
+            self.close()  # its row will own other layers, and the sweep deletes what none owns
             return tuple(filter(_is_prepared, began_on)) or None
         over_limit = rollout.stop_reason == StopReason.SANDBOX_LIMIT
         if over_limit and not self._untouched:
@@ -219,7 +222,14 @@ class Bench:
         if is_whole or all(map(_is_prepared, layers)):
             return layers
         if folders not in self._cut:
-            self._cut[folders] = node_runtime().cut_layers(layers, folders=folders, sealed=HIDDEN)
+            self.close()
+            began = time.monotonic()
+            try:
+                self._cut[folders] = node_runtime().cut_layers(
+                    layers, folders=folders, sealed=HIDDEN
+                )
+            finally:  # what an agent piles up in its folders must not cost its grading the stage
+                self._held.extend(time.monotonic() - began)
         return self._cut[folders]
 
     def carry_out(self, phase: Phase, handle: SandboxHandle, env: Mapping[str, str]) -> PhaseResult:

@@ -7,18 +7,21 @@ or followed, and no content is copied: files are linked, which is safe as no lay
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sandboxes.runtime import wire
-from sandboxes.runtime.argv import HOST_PATH
+from sandboxes.runtime.argv import FUSE_DRIVER, HOST_PATH
 from sandboxes.runtime.exceptions import ImageUnusable, LayerMissing
 from sandboxes.runtime.jobs import SNAPSHOT, Channel, delete, keep_layer, succeed, tools_of
 from sandboxes.runtime.layout import Layout, read_record
@@ -26,11 +29,13 @@ from sandboxes.runtime.merged import entry, is_opaque, resolve
 from sandboxes.runtime.namespaces import become_root_of_own
 
 _OPAQUE = "user.overlay.opaque"  # both drivers know this mark
-_COPY_SECONDS = 300.0
+# All links of a cut, then all copies of one: the job itself has 310 s.
+_SEAL_SECONDS = 60.0
+_COPY_SECONDS = 200.0
 # Where a link leads that led into a sealed folder: to nothing.
 _NOWHERE = "/nonexistent/sealed"
 # A link through these leads anywhere, or to what only the reader's process has.
-_MAGIC = ("/proc", "/dev/fd")
+_MAGIC = ("/proc", "/dev", "/sys", "/run")
 
 
 def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
@@ -41,9 +46,11 @@ def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
     records = [_record(layout, reference) for reference in written]
     if tools is not None:
         become_root_of_own()  # modes of 000 that the sandbox's root set do not stop its owner
+    fuse = records[0].get("driver") == FUSE_DRIVER
+    until = time.monotonic() + _COPY_SECONDS
     image = Path(str(records[0].get("image") or "/nonexistent"))
     base = [*below, *([image] if tools is not None and image.is_dir() else [])]
-    folders = _resolved(base, message["folders"])
+    folders = _resolved(base, message["folders"], fuse=fuse)
     made: list[Path] = []
     try:
         # From the lowest on: a link is looked up through all that lies below it.
@@ -52,10 +59,10 @@ def run(layout: Layout, channel: Channel, message: wire.Message) -> None:
             (building / "diff").mkdir(parents=True)
             made.append(building)
             for folder in folders:
-                _take(_folder(layout, reference), building / "diff", folder, base)
+                _Cut(base, fuse, until).take(_folder(layout, reference), building / "diff", folder)
         stacked = [each / "diff" for each in reversed(made)]
         for diff in stacked:
-            _seal(diff, [*stacked, *base], message["sealed"])
+            _seal(diff, [*stacked, *base], message["sealed"], fuse=fuse)
         for building, record, reference in zip(
             made, reversed(records), reversed(message["references"]), strict=True
         ):
@@ -86,9 +93,9 @@ def _folder(layout: Layout, reference: str) -> Path:
     return folder
 
 
-def _resolved(base: Sequence[Path], folders: Sequence[str]) -> list[str]:
+def _resolved(base: Sequence[Path], folders: Sequence[str], *, fuse: bool) -> list[str]:
     """Return where the folders are by the links of the base, without those inside of others."""
-    names = sorted({resolve(base, folder).name for folder in folders})
+    names = sorted({resolve(base, folder, fuse=fuse).name for folder in folders})
     kept: list[str] = []
     for name in names:
         if not any(name == each or name.startswith(f"{each.rstrip('/')}/") for each in kept):
@@ -96,57 +103,65 @@ def _resolved(base: Sequence[Path], folders: Sequence[str]) -> list[str]:
     return kept
 
 
-def _take(diff: Path, target: Path, folder: str, base: Sequence[Path]) -> None:
-    """Take one folder of a layer, with what its parents say of it."""
-    *parents, last = folder.strip("/").split("/")
-    here, hides = diff, False
-    for name in parents:
-        found = entry(here, name)
-        if found is None:
-            if hides:
+@dataclass(frozen=True)
+class _Cut:
+    """What is cut on: the layers below, whose marks count; `until` is a monotonic time."""
+
+    base: Sequence[Path]
+    fuse: bool
+    until: float
+
+    def take(self, diff: Path, target: Path, folder: str) -> None:
+        """Take one folder of a layer, with what its parents say of it."""
+        *parents, last = folder.strip("/").split("/")
+        here, hides = diff, False
+        for name in parents:
+            found = entry(here, name, fuse=self.fuse)
+            if found is None:
+                if hides:
+                    break
+                return
+            if found.kind != "folder":  # it was removed with its parent, or is no folder any more
+                hides = True
                 break
-            return
-        if found.kind != "folder":  # it was removed with its parent, or that is no folder any more
-            hides = True
-            break
-        here, hides = found.path, hides or is_opaque(found.path)
-    else:
-        found = entry(here, last)
-        if found is not None and found.kind != "removed":
-            place = _make_parents(target, parents, base) / last
-            _link(found.path, place)
-            if found.kind == "folder" and hides:
-                os.setxattr(place, _OPAQUE, b"y")
-            return
-        if found is None and not hides:
-            return
-    place = _make_parents(target, parents, base) / last
-    place.mkdir(mode=0o755)
-    os.setxattr(place, _OPAQUE, b"y")
+            here, hides = found.path, hides or is_opaque(found.path, fuse=self.fuse)
+        else:
+            found = entry(here, last, fuse=self.fuse)
+            if found is not None and found.kind != "removed":
+                place = self._make_parents(target, parents) / last
+                _link(found.path, place, seconds=self.until - time.monotonic())
+                if found.kind == "folder" and hides:
+                    os.setxattr(place, _OPAQUE, b"y")
+                return
+            if found is None and not hides:
+                return
+        place = self._make_parents(target, parents) / last
+        place.mkdir(mode=0o755)
+        os.setxattr(place, _OPAQUE, b"y")
+
+    def _make_parents(self, target: Path, parents: Sequence[str]) -> Path:
+        """Make the folders above the one that is taken, with the modes that they have below."""
+        here = target
+        shutil.copystat(target, target, follow_symlinks=False)
+        for count, name in enumerate(parents, 1):
+            here = here / name
+            if here.is_dir():
+                continue
+            here.mkdir(mode=0o755)
+            path = "/" + "/".join(parents[:count])
+            below = resolve(self.base, path, fuse=self.fuse).entries
+            if below and below[0].is_dir():
+                here.chmod(stat.S_IMODE(below[0].stat().st_mode))
+        return here
 
 
-def _make_parents(target: Path, parents: Sequence[str], base: Sequence[Path]) -> Path:
-    """Make the folders above the one that is taken, with the modes that they have below."""
-    here = target
-    shutil.copystat(target, target, follow_symlinks=False)
-    for count, name in enumerate(parents, 1):
-        here = here / name
-        if here.is_dir():
-            continue
-        here.mkdir(mode=0o755)
-        below = resolve(base, "/" + "/".join(parents[:count])).entries
-        if below and below[0].is_dir():
-            here.chmod(stat.S_IMODE(below[0].stat().st_mode))
-    return here
-
-
-def _link(source: Path, place: Path) -> None:
+def _link(source: Path, place: Path, *, seconds: float) -> None:
     """Make the same tree again of links to its files."""
     ended = subprocess.run(
         ["/bin/cp", "-a", "-l", "--", str(source), str(place)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=_COPY_SECONDS,
+        timeout=max(1.0, seconds),
         env={"PATH": HOST_PATH, "LANG": "C.UTF-8"},
         check=False,
     )
@@ -155,18 +170,31 @@ def _link(source: Path, place: Path) -> None:
         raise ImageUnusable(f"the layer cannot be cut: {said}")
 
 
-def _seal(diff: Path, layers: Sequence[Path], sealed: Sequence[str]) -> None:
-    """Let links into sealed folders lead nowhere: a test would read its own files by them."""
+def _seal(diff: Path, layers: Sequence[Path], sealed: Sequence[str], *, fuse: bool) -> None:
+    """Let links into sealed folders lead nowhere: a test would read its own files by them.
+
+    So do those of which it cannot be told where they lead: out of what is in no layer, by too many
+    steps, or after too long a time for all of them.
+    """
     closed = (*sealed, *_MAGIC)
+    until = time.monotonic() + _SEAL_SECONDS
     for name in _links(diff):
-        try:
-            way = resolve(layers, f"/{name}").through
-        except OSError:
-            continue  # a loop leads nowhere
-        if any(step == each or step.startswith(f"{each}/") for step in way for each in closed):
-            path = diff / name
-            path.unlink()
-            path.symlink_to(_NOWHERE)
+        if time.monotonic() < until and _is_open(f"/{name}", layers, closed, fuse):
+            continue
+        path = diff / name
+        path.unlink()
+        path.symlink_to(_NOWHERE)
+
+
+def _is_open(path: str, layers: Sequence[Path], closed: Sequence[str], fuse: bool) -> bool:
+    """Tell whether it is certain that a link leads into none of the closed folders."""
+    try:
+        found = resolve(layers, path, fuse=fuse)
+    except OSError as fault:
+        return fault.errno == errno.ELOOP  # that leads nowhere
+    return found.is_sure and not any(
+        step == each or step.startswith(f"{each}/") for step in found.through for each in closed
+    )
 
 
 def _links(diff: Path) -> Iterator[str]:

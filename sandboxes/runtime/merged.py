@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_OPAQUE = ("user.overlay.opaque", "user.fuseoverlayfs.opaque")
+_OPAQUE, _FUSE_OPAQUE_MARK = "user.overlay.opaque", "user.fuseoverlayfs.opaque"
 _WHITEOUT = "user.overlay.whiteout"
 _FUSE_WHITEOUT, _FUSE_OPAQUE = ".wh.", ".wh..wh..opq"
 _MOST_LINKS = 40  # as the kernel
+_MOST_STEPS = 2_000
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,27 @@ class Found:
     """Where a path leads: its absolute name without links, and what is there, topmost first.
 
     `entries` are folders that are merged, or the one thing that hides all below it; () where
-    there is nothing.
+    there is nothing. Not `is_sure`: the way leads out of something that no layer holds.
     """
 
     name: str
     entries: tuple[Path, ...]
     through: tuple[str, ...] = ()
+    is_sure: bool = True
 
 
-def entry(folder: Path, name: str) -> Entry | None:
-    """Return what one layer's folder says of a name; None: nothing."""
+def entry(folder: Path, name: str, *, fuse: bool = False) -> Entry | None:
+    """Return what one layer's folder says of a name; None: nothing.
+
+    `fuse`: the layer was written by fuse-overlayfs, whose marks are plain files to the kernel's
+    overlay, which anybody can make.
+    """
     path = folder / name
     try:
         status = path.lstat()
     except FileNotFoundError:
+        if not fuse:
+            return None
         hidden = folder / f"{_FUSE_WHITEOUT}{name}"
         return Entry("removed", hidden) if os.path.lexists(hidden) else None
     if stat.S_ISDIR(status.st_mode):
@@ -53,32 +61,47 @@ def entry(folder: Path, name: str) -> Entry | None:
     return Entry("file", path)
 
 
-def is_opaque(folder: Path) -> bool:
+def is_opaque(folder: Path, *, fuse: bool = False) -> bool:
     """Tell whether a folder hides what lower layers hold at its place."""
-    if any(_attribute(folder, name) == b"y" for name in _OPAQUE):
+    if _attribute(folder, _OPAQUE) == b"y":
         return True
-    return os.path.lexists(folder / _FUSE_OPAQUE)
+    if not fuse:
+        return False
+    return _attribute(folder, _FUSE_OPAQUE_MARK) == b"y" or os.path.lexists(folder / _FUSE_OPAQUE)
 
 
-def resolve(layers: Sequence[Path], path: str, *, last: bool = True) -> Found:
-    """Follow a path through layers, topmost first, links included; raises OSError for a loop.
+def resolve(
+    layers: Sequence[Path],
+    path: str,
+    *,
+    last: bool = True,
+    fuse: bool = False,
+    steps: int = _MOST_STEPS,
+) -> Found:
+    """Follow a path through layers, topmost first, links included.
 
     With `last` false a link at the very end is not followed. `through` are the names of all that
-    was looked at on the way.
+    was looked at on the way. Raises OSError for a loop, and ENAMETOOLONG beyond so many steps.
     """
     waiting = [part for part in path.split("/") if part not in ("", ".")][::-1]
     names: list[str] = []
     stack: list[tuple[Path, ...]] = [tuple(layers)]
     through: list[str] = []
-    links = 0
+    links = done = 0
+    is_sure = True
     while waiting:
+        done += 1
+        if done > steps:
+            raise OSError(errno.ENAMETOOLONG, f"too many steps on the way to {path[:200]}")
         part = waiting.pop()
         if part == "..":
+            # Out of what is in no layer: what is mounted there may lead elsewhere.
+            is_sure = is_sure and bool(stack[-1])
             if names:
                 names.pop()
                 stack.pop()
             continue
-        found = _merge(stack[-1], part)
+        found = _merge(stack[-1], part, fuse)
         names.append(part)
         through.append("/" + "/".join(names))
         if found and found[0].kind == "link" and (waiting or last):
@@ -92,22 +115,22 @@ def resolve(layers: Sequence[Path], path: str, *, last: bool = True) -> Found:
             waiting += [each for each in target.split("/") if each not in ("", ".")][::-1]
             continue
         stack.append(tuple(each.path for each in found))
-    return Found("/" + "/".join(names), stack[-1], tuple(through))
+    return Found("/" + "/".join(names), stack[-1], tuple(through), is_sure)
 
 
-def _merge(folders: Sequence[Path], name: str) -> list[Entry]:
+def _merge(folders: Sequence[Path], name: str, fuse: bool) -> list[Entry]:
     """Return the folders of that name that are merged, or the one thing that is no folder."""
     found: list[Entry] = []
     for folder in folders:
         if not folder.is_dir() or folder.is_symlink():
             break
-        here = entry(folder, name)
+        here = entry(folder, name, fuse=fuse)
         if here is None:
             continue
         if here.kind != "folder":
             return found or ([here] if here.kind != "removed" else [])
         found.append(here)
-        if is_opaque(here.path):
+        if is_opaque(here.path, fuse=fuse):
             break
     return found
 

@@ -12,7 +12,7 @@ from tests.sandbox.conftest import Start
 
 SETUP = """
 mkdir -p /srv/work/old /srv/work/kept; echo old > /srv/work/old/file; echo kept > /srv/work/kept/a
-chmod 751 /srv; ln -s /srv/work /workspace; echo 1 > /etc/setting
+ln -s / /srv/work/up; chmod 751 /srv; ln -s /srv/work /workspace; echo 1 > /etc/setting
 """
 AGENT = """
 cd /srv/work
@@ -20,6 +20,10 @@ rm -r old; mkdir old; echo new > old/new
 rm kept/a; echo b > kept/b; chmod 600 kept/b; ln kept/b kept/twin
 ln -s /tests/expected answer; ln -s ../../tests relative; ln -s / root; ln -s root/tests/x chained
 ln -s /proc/self/root/tests/x magic; ln -s kept/b fine; ln -s /etc/setting setting
+ln -s /sys/devices/virtual/net/lo/subsystem/../../../tests/expected mounted
+ln -s /nothing/../tests/expected lost; touch .wh.up || true; ln -s up/tests/expected marked
+mkdir d; far=$(printf 'd/../%.0s' {1..300}); ln -s ${far}fine x0
+for n in {1..9}; do ln -s ${far}x$((n - 1)) x$n; done
 mkfifo pipe; mkdir closed; echo in > closed/in; chmod 000 closed
 printf '#!/bin/sh\\necho hacked' > /bin/cat; rm /usr/bin/tail; echo 2 > /etc/setting
 echo 'exit 9' > /root/.bashrc; mkdir /srv/other; echo LD > /etc/ld.so.preload.fake
@@ -32,9 +36,10 @@ done
 stat -c '%n %a' /srv kept/b closed
 [ kept/b -ef kept/twin ] && echo same
 [ -p pipe ] && echo pipe
-for each in answer relative chained magic; do cat $each/x $each 2>/dev/null || echo "$each nothing"
+for each in answer relative chained magic mounted lost marked x9; do
+  cat $each/x $each 2>/dev/null || echo "$each nothing"
 done
-cat fine setting /etc/setting
+cat fine x1 setting /etc/setting
 tail -n 1 fine
 """
 SEEN = """old/new new
@@ -49,6 +54,11 @@ answer nothing
 relative nothing
 chained nothing
 magic nothing
+mounted nothing
+lost nothing
+marked nothing
+x9 nothing
+b
 b
 1
 1
