@@ -38,3 +38,9 @@ def visible_experiment(request: Request, experiment_id: UUID) -> Experiment:
     if experiment is None:
         raise Http404
     return experiment
+
+
+def is_operator(request: Request) -> bool:
+    """Tell whether the caller may do what operators do: staff, by session or with that scope."""
+    token = request.auth
+    return request.user.is_staff and (token is None or "operate" in getattr(token, "scopes", ()))

@@ -194,14 +194,14 @@ def write_rescored(*, job: Reevaluation, rollout_id: UUID, found: Rescored) -> b
         reevaluation=job,
         source=EvaluationSource.REEVALUATION,
         evaluator=found.evaluator,
-        evaluator_version=found.evaluator_version,
+        evaluator_version=found.evaluator_version[:32],
         settings_digest=found.settings_digest,
         reward=found.reward,
         rewards=clean_json(dict(found.rewards or {})),
         turn_rewards=list(found.turn_rewards),
         details=clean_json(dict(found.details or {})),
         log=clean_text(found.log),
-        code=found.code,
+        code=found.code[:64],
     )
     before = Evaluation.objects.filter(reevaluation=job, rollout_id=rollout_id)
     Evaluation.objects.bulk_create([row], ignore_conflicts=True)

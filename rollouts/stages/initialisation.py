@@ -90,7 +90,6 @@ def start_prepared_sandbox(
     else:
         _get_image(environment, held)
         spec = sandbox_spec(name=name, environment=environment)
-    spec = replace(spec, env={**spec.env, **payload.get("env", {})})
     if layers is None:
         layers = prepare_layers(
             runtime,
@@ -102,7 +101,13 @@ def start_prepared_sandbox(
             deadline=Deadline(remaining_seconds=held.remaining_seconds, cancelled=held.stopping),
             resolve=resolve_secrets,
         )
-    spec = replace(spec, hidden=hidden, network="none" if closed else spec.network)
+    spec = replace(
+        spec,
+        # Not for the environment's own setup, which may hold secrets: bash runs what BASH_ENV says.
+        env={**spec.env, **payload.get("env", {})},
+        hidden=hidden,
+        network="none" if closed else spec.network,
+    )
     handle = _start(runtime, spec, held, layers)
     with database():
         is_ready = mark_ready(sandbox_id=sandbox.id, handle=handle.as_dict(), layers=layers)
@@ -118,7 +123,9 @@ def task_recipe(payload: dict[str, Any], environment: Environment) -> Recipe:
     files = decode_files(payload.get("files", {}))
     shared = read_files(environment.files) if script.strip() else {}
     own = {path: (content.data, content.mode) for path, content in files.items()}
-    return Recipe(kind="task", script=script, files={**shared, **own})
+    return Recipe(
+        kind="task", script=script, files={**shared, **own}, env=dict(payload.get("env", {}))
+    )
 
 
 def _get_image(environment: Environment, held: Held) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 from evaluators.base import Artefacts, EvaluatorCancelled, EvaluatorFault, PhaseResult, Score
 from evaluators.registry import get_evaluator
 from evaluators.runner import advance
-from rollouts.exceptions import NotThere
+from rollouts.exceptions import InfraFault, NotThere
 from rollouts.models import Evaluation, Rollout
 from rollouts.options import Budgets
 from rollouts.services.artefacts import read_phases, rollout_artefacts, with_phase
@@ -25,6 +25,7 @@ from rollouts.services.reevaluations import (
     take_reevaluation,
     write_rescored,
 )
+from rollouts.services.secrets import evaluator_secrets, masked, replace_marks
 from rollouts.stages.database import database
 from rollouts.states import EvaluationSource
 
@@ -85,9 +86,9 @@ def _rescore(holding: Holding, rollout_id: UUID, seconds: float) -> Rescored:
     """Score one rollout again. Raises EvaluatorCancelled when the job was lost or cancelled."""
     job = holding.job
     with database():
-        rollout = Rollout.objects.select_related("group__task", "environment", "trajectory").get(
-            pk=rollout_id
-        )
+        rollout = Rollout.objects.select_related(
+            "group__task__task_set", "environment", "trajectory"
+        ).get(pk=rollout_id)
         settings, payload = settings_of(job=job, rollout=rollout)
         kept = (
             Evaluation.objects.filter(rollout=rollout, source=EvaluationSource.ROLLOUT)
@@ -99,6 +100,7 @@ def _rescore(holding: Holding, rollout_id: UUID, seconds: float) -> Rescored:
         evaluator_version="",
         settings_digest=settings_digest(settings),
     )
+    secrets: dict[str, str] = {}
     try:
         evaluator = get_evaluator(job.evaluator)
         blank = replace(blank, evaluator_version=evaluator.version)
@@ -107,20 +109,30 @@ def _rescore(holding: Holding, rollout_id: UUID, seconds: float) -> Rescored:
             given = rollout_artefacts(rollout=rollout, with_messages=wanted)
         except NotThere as lost:
             raise ArtefactsMissing(str(lost)) from lost
-        score = _score(job.evaluator, settings, payload, given, kept, seconds, _cancelled(holding))
+        with database():
+            secrets = evaluator_secrets(
+                settings,
+                environment=job.environment or rollout.environment,
+                task=rollout.group.task,
+            )
+        told = replace_marks(settings, secrets)
+        score = _score(job.evaluator, told, payload, given, kept, seconds, _cancelled(holding))
     except EvaluatorCancelled:
         raise
-    except EvaluatorFault as fault:
-        return replace(
-            blank, code=fault.code, details={"message": str(fault)[:2000]}, log=fault.log
-        )
+    except (EvaluatorFault, InfraFault) as fault:
+        said = masked([str(fault)[:2000], getattr(fault, "log", "")], secrets)
+        return replace(blank, code=fault.code, details={"message": said[0]}, log=said[1])
+    except Exception as error:  # one rollout must not hold up the others for ever
+        logger.exception("rollout %s cannot be scored again", rollout_id)
+        said = masked(f"{type(error).__name__}: {error}"[:2000], secrets)
+        return replace(blank, code="reevaluation.crashed", details={"message": said})
     return replace(
         blank,
         reward=score.reward,
         rewards=score.rewards,
         turn_rewards=score.turn_rewards,
-        details=score.details,
-        log=score.log,
+        details=masked(score.details, secrets),
+        log=masked(score.log, secrets),
     )
 
 

@@ -46,13 +46,15 @@ class Recipe:
     """One setup: a bash script, run in /setup's presence with files beside it.
 
     `kind` names whose setup it is, in messages; `files` are relative path to content and mode;
-    `secrets` are variables of the script by name, each with the reference of its value.
+    `secrets` are variables of the script by name, each with the reference of its value; `env` are
+    its other variables, which no setup but this one sees.
     """
 
     kind: str
     script: str
     files: Mapping[str, tuple[bytes, int]] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Tell whether there is anything to do."""
@@ -67,6 +69,8 @@ class Recipe:
         parts: list[object] = [KEY_VERSION, base, self.script, files]
         if self.secrets:  # the references: no value becomes part of a key
             parts.append(dict(self.secrets))
+        if self.env:
+            parts.append({"env": dict(self.env)})
         described = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()
 
@@ -247,7 +251,7 @@ def carry_out(
         result = runtime.exec(
             handle,
             ["bash", script],
-            env={**env, **secrets},
+            env={**recipe.env, **env, **secrets},
             timeout_seconds=deadline.seconds(),
             output_bytes=SETUP_OUTPUT_BYTES,
             cancelled=deadline.cancelled,

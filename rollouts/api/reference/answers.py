@@ -16,7 +16,7 @@ from rollouts.exceptions import NotThere
 from rollouts.models import Rollout
 from rollouts.services.reference_jobs import Job, deliver_job, failed_stage, is_running
 from rollouts.services.trajectories import empty_trajectory, read_trajectory
-from rollouts.states import Outcome
+from rollouts.states import EvaluationSource, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def _finished(rollout: Rollout) -> Finished:
     except NotThere as error:
         trajectory = empty_trajectory(rollout)
         broken = str(error) if hasattr(rollout, "trajectory") else ""
-    evaluation = rollout.evaluations.first()
+    evaluation = rollout.evaluations.filter(source=EvaluationSource.ROLLOUT).first()
     return Finished(
         outcome=rollout.outcome or "",
         stop_reason=rollout.stop_reason,

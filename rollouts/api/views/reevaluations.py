@@ -8,11 +8,12 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins, status, viewsets
 from rest_framework.decorators import action
+from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from rollouts.api.idempotent import idempotent
-from rollouts.api.scoping import VisibleMixin, visible_experiment
+from rollouts.api.scoping import VisibleMixin, is_operator, visible_experiment
 from rollouts.api.serializers.reevaluations import (
     ReevaluationDetail,
     ReevaluationInput,
@@ -83,12 +84,18 @@ class ExperimentReevaluationViewSet(mixins.ListModelMixin, viewsets.GenericViewS
     def create(self, request: Request, experiment_id: UUID) -> Response:
         """Have what the experiment's rollouts left scored again; their own rewards stay.
 
-        Name an evaluator, or an environment whose evaluator is meant.
+        Name an environment whose evaluator is meant; operators may name an evaluator and settings.
         """
         experiment = visible_experiment(request, experiment_id)
         given = ReevaluationInput(data=request.data)
         given.is_valid(raise_exception=True)
         values = dict(given.validated_data)
+        if {"evaluator", "evaluator_settings"} & values.keys() and not is_operator(request):
+            # It gets what tasks hide, and may tell it: a judge's prompt goes to any address.
+            raise PermissionDenied(
+                "An evaluator and settings of your own are for operators (scope 'operate'): name "
+                "an environment whose evaluator is meant."
+            )
         if "environment" in values:
             values["environment"] = _environment(values["environment"])
         job = begin_reevaluation(owner=request.user, experiment=experiment, **values)
