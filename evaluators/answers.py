@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 import unicodedata
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from evaluators.base import Artefacts, JsonMap, Score
 from evaluators.settings import read_choice, read_flag, read_number
 
 SOURCES = ("answer", "last_message", "answer_or_last_message")
-NORMALISATION = ("strip", "casefold", "collapse_whitespace", "strip_punctuation", "numeric")
+NORMALISATION = (
+    *("strip", "casefold", "collapse_whitespace", "strip_punctuation", "articles", "numeric"),
+)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 REWARDS = ("correct_reward", "incorrect_reward")
 
 
@@ -23,16 +27,18 @@ class Normalisation:
     casefold: bool = False
     collapse_whitespace: bool = False
     strip_punctuation: bool = False
+    articles: bool = False
     numeric: bool = False
 
     @classmethod
     def from_settings(cls, settings: JsonMap) -> Normalisation:
-        """Read the five flags; raise `InvalidSettings` when one is not true or false."""
+        """Read the six flags; raise `InvalidSettings` when one is not true or false."""
         return cls(
             strip=read_flag(settings, "strip", True),
             casefold=read_flag(settings, "casefold", False),
             collapse_whitespace=read_flag(settings, "collapse_whitespace", False),
             strip_punctuation=read_flag(settings, "strip_punctuation", False),
+            articles=read_flag(settings, "articles", False),
             numeric=read_flag(settings, "numeric", False),
         )
 
@@ -41,6 +47,8 @@ class Normalisation:
         if self.casefold:
             text = unicodedata.normalize("NFD", text).casefold()
         text = unicodedata.normalize("NFC", text)
+        if self.articles:
+            text = _ARTICLES.sub(" ", text)
         if self.collapse_whitespace:
             text = " ".join(text.split())
         before = None

@@ -78,9 +78,8 @@ class GroupQuerySet(models.QuerySet["Group"]):
     """Adjectives of groups."""
 
     def visible_to(self, user: Any, token: Any = None) -> "GroupQuerySet":
-        """Keep what the caller may see; a verification's shows hidden solutions."""
-        shown = self.exclude(experiment__purpose=Purpose.VERIFICATION)
-        return shown.filter(_visible(user, token, "experiment__"))
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "experiment__"))
 
     def coming(self) -> "GroupQuerySet":
         """Keep what a batch may still be made of, in start order; an index holds only these."""
@@ -95,9 +94,8 @@ class RolloutQuerySet(models.QuerySet["Rollout"]):
     """Adjectives of rollouts."""
 
     def visible_to(self, user: Any, token: Any = None) -> "RolloutQuerySet":
-        """Keep what the caller may see; a verification's shows hidden solutions."""
-        shown = self.exclude(experiment__purpose=Purpose.VERIFICATION)
-        return shown.filter(_visible(user, token, "experiment__"))
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "experiment__"))
 
     def unfinished(self) -> "RolloutQuerySet":
         """Keep what is not done."""
@@ -112,9 +110,8 @@ class EvaluationQuerySet(models.QuerySet["Evaluation"]):
     """Adjectives of scorings."""
 
     def visible_to(self, user: Any, token: Any = None) -> "EvaluationQuerySet":
-        """Keep what the caller may see; a verification's shows hidden solutions."""
-        shown = self.exclude(rollout__experiment__purpose=Purpose.VERIFICATION)
-        return shown.filter(_visible(user, token, "rollout__experiment__"))
+        """Keep what the caller may see."""
+        return self.filter(_visible(user, token, "rollout__experiment__"))
 
 
 class ReevaluationQuerySet(models.QuerySet["Reevaluation"]):

@@ -106,7 +106,9 @@ def settings_of(*, job: Reevaluation, rollout: Rollout) -> tuple[dict[str, Any],
         environment=rollout.environment, task=rollout.group.task
     )
     if job.evaluator_settings is not None:
-        return dict(job.evaluator_settings), payload
+        # An environment's are defaults, as where its rollouts are scored: the task's own win.
+        own = rollout.group.task.hidden if job.environment_id and evaluator == job.evaluator else {}
+        return {**job.evaluator_settings, **own.get("evaluator_settings", {})}, payload
     return (settings if evaluator == job.evaluator else {}), payload
 
 

@@ -72,18 +72,18 @@ def test_what_was_kept_is_downloaded(trainer: Caller, rollout: Rollout) -> None:
 
 
 def test_a_reevaluation_begins_and_tells_what_it_found(
-    trainer: Caller, experiment: Experiment, rollout: Rollout
+    operator: Caller, experiment: Experiment, rollout: Rollout
 ) -> None:
     settings = {"casefold": True}
 
-    answer = begin(trainer, experiment, evaluator="exact", evaluator_settings=settings)
+    answer = begin(operator, experiment, evaluator="exact", evaluator_settings=settings)
 
     assert answer.status_code == 202, answer.content
     job = Reevaluation.objects.get()
     assert answer.json()["id"] == str(job.pk)
     found = Rescored(evaluator="exact", evaluator_version="1", settings_digest="", reward=0.25)
     write_rescored(job=job, rollout_id=rollout.pk, found=found)
-    shown = trainer.call("GET", f"reevaluations/{job.pk}/").json()
+    shown = operator.call("GET", f"reevaluations/{job.pk}/").json()
     assert (shown["evaluator"], shown["evaluator_settings"]) == ("exact", settings)
     assert (shown["state"], shown["environment"]) == ("queued", None)
     assert shown["report"] == {
@@ -104,9 +104,9 @@ def test_a_reevaluation_begins_and_tells_what_it_found(
             }
         ],
     }
-    listed = trainer.call("GET", f"experiments/{experiment.pk}/reevaluations/").json()
+    listed = operator.call("GET", f"experiments/{experiment.pk}/reevaluations/").json()
     assert [each["id"] for each in listed["results"]] == [str(job.pk)]
-    both = trainer.call("GET", f"rollouts/{rollout.pk}/evaluations/").json()
+    both = operator.call("GET", f"rollouts/{rollout.pk}/evaluations/").json()
     assert [each["source"] for each in both] == ["rollout", "reevaluation"]
 
 
@@ -119,6 +119,24 @@ def test_an_environments_evaluator_can_be_named(
 
     assert answer.status_code == 202, answer.content
     assert (answer.json()["environment"], answer.json()["evaluator"]) == (environment.ref, "exact")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"evaluator": "judge", "evaluator_settings": {"url": "http://mine/v1", "model": "m"}},
+        {"environment": "answers@1", "evaluator_settings": {"source": "answer"}},
+    ],
+)
+def test_an_evaluator_of_ones_own_is_for_operators(
+    own: dict[str, Any], trainer: Caller, experiment: Experiment, rollout: Rollout
+) -> None:
+    factories.make_environment(name="answers", evaluator="exact")
+
+    problem = assert_problem(begin(trainer, experiment, **own), 403, "auth.forbidden")
+
+    assert "name an environment whose evaluator is meant" in problem["detail"]
+    assert not Reevaluation.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -137,11 +155,11 @@ def test_what_cannot_be_is_refused(
     body: dict[str, Any],
     status: int,
     code: str,
-    trainer: Caller,
+    operator: Caller,
     experiment: Experiment,
     rollout: Rollout,
 ) -> None:
-    answer = begin(trainer, experiment, **body)
+    answer = begin(operator, experiment, **body)
 
     assert_problem(answer, status, code)
     assert not Reevaluation.objects.exists()
@@ -151,38 +169,38 @@ def test_what_cannot_be_is_refused(
     "body", [{"evaluator": 7, "x": 1}, {"evaluator": "exact", "evaluator_settings": [1]}]
 )
 def test_malformed_bodies_are_refused(
-    body: dict[str, Any], trainer: Caller, experiment: Experiment
+    body: dict[str, Any], operator: Caller, experiment: Experiment
 ) -> None:
-    assert begin(trainer, experiment, **body).status_code == 400
+    assert begin(operator, experiment, **body).status_code == 400
     assert not Reevaluation.objects.exists()
 
 
 def test_a_repeated_call_begins_one(
-    trainer: Caller, experiment: Experiment, rollout: Rollout
+    operator: Caller, experiment: Experiment, rollout: Rollout
 ) -> None:
     path, body = f"experiments/{experiment.pk}/reevaluations/", {"evaluator": "exact"}
 
-    answers = [trainer.call("POST", path, body, Idempotency_Key="again") for _ in range(2)]
+    answers = [operator.call("POST", path, body, Idempotency_Key="again") for _ in range(2)]
 
     assert answers[0].json() == answers[1].json()
     assert Reevaluation.objects.count() == 1
 
 
 def test_a_reevaluation_is_cancelled_once(
-    trainer: Caller, experiment: Experiment, rollout: Rollout
+    operator: Caller, experiment: Experiment, rollout: Rollout
 ) -> None:
-    job = begin(trainer, experiment, evaluator="exact").json()["id"]
+    job = begin(operator, experiment, evaluator="exact").json()["id"]
 
-    answer = trainer.call("POST", f"reevaluations/{job}/cancel/")
+    answer = operator.call("POST", f"reevaluations/{job}/cancel/")
 
     assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
-    assert_problem(trainer.call("POST", f"reevaluations/{job}/cancel/"), 409, "reevaluation.over")
+    assert_problem(operator.call("POST", f"reevaluations/{job}/cancel/"), 409, "reevaluation.over")
 
 
 def test_others_see_nothing(
-    trainer: Caller, stranger: Caller, experiment: Experiment, rollout: Rollout
+    operator: Caller, stranger: Caller, experiment: Experiment, rollout: Rollout
 ) -> None:
-    job = begin(trainer, experiment, evaluator="exact").json()["id"]
+    job = begin(operator, experiment, evaluator="exact").json()["id"]
     own = Evaluation.objects.get()
     for method, path in (
         ("GET", f"rollouts/{rollout.pk}/evaluations/"),

@@ -46,6 +46,10 @@ def regex(settings: dict[str, Any], payload: dict[str, Any], text: str) -> Score
         ({}, "Paris", "Paris.", 0.0),
         ({"strip_punctuation": True}, "Paris", "«Paris».", 0.0),
         ({"strip_punctuation": True}, "Paris", '"Paris."', 1.0),
+        ({"articles": True}, "Eiffel Tower", "the Eiffel Tower", 1.0),
+        ({"articles": True, "collapse_whitespace": True}, "end of day", "The end of a day", 1.0),
+        ({"articles": True}, "theatre", "atre", 0.0),
+        ({}, "Eiffel Tower", "the Eiffel Tower", 0.0),
         ({"numeric": True}, 7, "7.00", 1.0),
         ({"numeric": True}, "1000", "1,000", 1.0),
         ({"numeric": True}, "0.1", "0.10000000000000001", 0.0),
@@ -116,7 +120,7 @@ def test_exact_names_the_wrong_setting(
 flags = st.fixed_dictionaries(
     {
         name: st.booleans()
-        for name in ("strip", "casefold", "collapse_whitespace", "strip_punctuation")
+        for name in ("strip", "casefold", "collapse_whitespace", "strip_punctuation", "articles")
     }
 )
 
