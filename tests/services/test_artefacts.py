@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from evaluators.base import Artefacts
+from evaluators.base import Artefacts, PhaseResult, Ran
+from evaluators.wire import unpack_artefacts
 from rollouts.exceptions import NotThere
 from rollouts.models import Evaluation
+from rollouts.services import artefacts
 from rollouts.services.artefacts import (
     read_evidence,
     read_phases,
@@ -55,6 +57,27 @@ def test_the_file_is_compressed_json_without_the_messages() -> None:
     body = json.loads(gzip.decompress(packed))
     assert (body["format"], body["artefacts"]["answer"]) == (1, "a\udcff")
     assert body["artefacts"]["messages"] == []
+
+
+def test_of_too_much_output_the_ends_are_kept_and_not_scored_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(artefacts, "OUTPUT_BYTES", 20)
+    ran = Ran(exit_code=0, stdout=b"a" * 30 + b"the end", stderr=b"short", seconds=0.1)
+    rollout = factories.make_scored_rollout()
+    given = Artefacts(phases=(PhaseResult(name="tests", commands=(ran,)),))
+
+    stored = store_artefacts(rollout=rollout, name="abc", artefacts=given)
+
+    evaluation = Evaluation.objects.create(
+        rollout=rollout, evaluator="script", reward=1.0, **stored.columns()
+    )
+    body = json.loads(gzip.decompress(read_evidence(evaluation=evaluation)))
+    (kept,) = unpack_artefacts(body["artefacts"]).phases[0].commands
+    assert (kept.stdout, kept.stderr, kept.truncated) == (b"aaathe end", b"short", True)
+    with pytest.raises(NotThere) as raised:
+        read_phases(evaluation=evaluation)
+    assert raised.value.code == "evidence.cut"
 
 
 def test_equal_artefacts_make_equal_files() -> None:
