@@ -95,6 +95,8 @@ class _Converter:
         )
 
     def _take(self, each: Instruction) -> None:
+        if not each.rest:
+            _refuse(each, "is no instruction with something to do; mend the line")
         if each.word == "ARG":
             self._arg(each)
         elif each.word == "FROM":

@@ -12,7 +12,9 @@ HEREDOC = re.compile(r"(?<!<)<<(-?)([\"']?)([A-Za-z_]\w*)\2")
 
 def last_workdir(text: str) -> str | None:
     """Return the last `WORKDIR`; comments and here-documents do not confuse it."""
-    workdirs = [each.rest for each in read_instructions(text) if each.word == "WORKDIR"]
+    workdirs = [
+        each.rest for each in read_instructions(text) if each.word == "WORKDIR" and each.rest
+    ]
     return workdirs[-1].strip("\"'") if workdirs else None
 
 
@@ -42,27 +44,27 @@ class Instruction:
 
 
 def read_instructions(text: str) -> Iterator[Instruction]:
-    """Yield the instructions; comments and continued lines are resolved as Docker does."""
+    """Yield the instructions; comments and continued lines are resolved as Docker does.
+
+    What is no instruction, or says nothing, has an empty `rest`. Empty lines end no instruction.
+    """
     lines = enumerate(text.splitlines(), start=1)
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         whole = line
         while whole.rstrip().endswith("\\"):
-            _, following = next(lines, (0, ""))
-            if not following.lstrip().startswith("#"):
-                whole = whole.rstrip()[:-1] + following
+            following = next(lines, None)
+            if following is None:
+                whole = whole.rstrip()[:-1]
+            elif following[1].strip() and not following[1].lstrip().startswith("#"):
+                whole = whole.rstrip()[:-1] + following[1]
         heredocs = tuple(
             _heredoc(word, bool(tabs), lines) for tabs, _quote, word in HEREDOC.findall(whole)
         )
         match = INSTRUCTION.match(whole)
-        if match is not None:
-            yield Instruction(
-                line=number,
-                word=match.group(1).upper(),
-                rest=match.group(2).strip(),
-                heredocs=heredocs,
-            )
+        word, rest = match.groups() if match else (whole.split()[0][:40], "")
+        yield Instruction(line=number, word=word.upper(), rest=rest.strip(), heredocs=heredocs)
 
 
 def _heredoc(word: str, strips_tabs: bool, lines: Iterator[tuple[int, str]]) -> Heredoc:

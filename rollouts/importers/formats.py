@@ -159,7 +159,8 @@ def read_source(
         for number, entry in enumerate(_folder_entries(path, chosen), start=1):
             if number > begin.number:
                 told = _with_settings(entry, options)
-                yield Item(entry=told, after=Position(offset=number, number=number))
+                after = Position(offset=number, number=number)
+                yield Item(entry=told, after=after, bytes=_bytes_of(entry))
         return
     if path.is_dir():
         raise UnreadableSource(f"{shown} is a folder; {format_name} is read from a file")
@@ -200,6 +201,19 @@ def _folder_entries(path: Path, chosen: FolderFormat) -> Entries:
             yield RejectedTask(path=path, reason=str(fault))
         return
     yield from chosen.read(path)
+
+
+def _bytes_of(entry: TaskRecord | RejectedTask) -> int:
+    """Return how many bytes the files of a task hold, those that its image is built from too."""
+    if isinstance(entry, RejectedTask):
+        return len(entry.raw)
+    files = sum(
+        len(each.data)
+        for held in (entry.files, entry.tests, entry.solution)
+        for each in held.values()
+    )
+    built = sum(map(len, entry.build.files.values())) if entry.build else 0
+    return files + built
 
 
 def _with_settings(

@@ -19,11 +19,11 @@ from evaluators.base import EvaluatorFault
 from evaluators.registry import get_evaluator
 from rollouts.importers.base import RejectedTask, TaskRecord, TaskRejected, json_copy
 from rollouts.importers.folder import decode_text, read_files, read_text
+from rollouts.importers.harbor_keys import kept_environment, refuse_unknown_keys
 from rollouts.importers.surroundings import read_surroundings
 
 EVALUATOR = "script"
 DEFAULT_TIMEOUT_SECONDS = 600.0
-KEPT_ENVIRONMENT = ("cpus", "memory_mb", "storage_mb", "network_mode", "allowed_hosts", "env")
 REF = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")
 UNSUPPORTED_ENVIRONMENT = {
     "gpus": "GPUs are given by a catalogue's environment: remove it, and import with one",
@@ -56,6 +56,11 @@ def read_task_folders(
     for folder in sorted(path.iterdir()):
         if folder.name.startswith(".") or not folder.is_dir():
             continue
+        if folder.is_symlink():
+            yield RejectedTask(
+                path=folder, reason="a link to a folder; put the folder itself there"
+            )
+            continue
         try:
             record = read_one(folder)
         except TaskRejected as error:
@@ -74,12 +79,14 @@ def read_harbor_task(path: Path) -> TaskRecord:
     if not path.is_dir():
         raise TaskRejected(f"{path} is not a folder")
     config = _read_toml(path)
+    refuse_unknown_keys(config)
     instruction = read_text(path / "instruction.md", inside=path)
     if not instruction.strip():
         raise TaskRejected("instruction.md is empty; say in it what is to be done")
     if (path / "steps").exists() or config.get("steps"):
         raise TaskRejected(STEPS)
     environment = _table(config, "environment")
+    kept = kept_environment(environment)
     agent, verifier = _table(config, "agent"), _table(config, "verifier")
     _refuse_unsupported(path, environment, agent, verifier)
     made = read_surroundings(
@@ -93,7 +100,8 @@ def read_harbor_task(path: Path) -> TaskRecord:
     settings = _evaluator_settings(metadata.pop("evaluator", {}))
     if made.ignored:
         metadata["dockerfile_ignored"] = list(made.ignored)
-    kept = {name: environment[name] for name in KEPT_ENVIRONMENT if name in environment}
+    if _table(config, "solution").get("env"):
+        metadata["solution_env_ignored"] = sorted(_table(_table(config, "solution"), "env"))
     if made.workdir:
         kept["workdir"] = made.workdir
     for name, env in (("env", kept.get("env", {})), ("verifier_env", verifier.get("env", {}))):

@@ -46,20 +46,21 @@ def command_of(row: Mapping[str, Any], files: Sequence[str], named: Sequence[str
 
     `files` are those that the test patch touches, `named` the tests that have to pass.
     """
-    for path in ("test_cmd", "test_command", "install_config.test_cmd", "install_config.test_cmds"):
-        given = find(row, path)
-        if isinstance(given, list) and given and all(isinstance(each, str) for each in given):
-            return "\n".join(given)  # each is run, whatever the one before it ended with
-        if as_text(given):
-            return as_text(given)
-    repo = as_text(row.get("repo"))
     language = as_text(row.get("language")) or "python"
+    tests = [name for name in files if not _NOT_TESTS.search(name)]
+    for path in ("test_cmd", "test_command", "install_config.test_cmd", "install_config.test_cmds"):
+        given = _given_command(find(row, path))
+        if given and path.startswith("install_config.") and language.lower() == "python":
+            # SWE-rebench runs it as SWE-bench does its own: in `testbed`, on the patched tests.
+            return f"{ACTIVATE}; {' '.join([given, *map(shlex.quote, tests)])}"
+        if given:
+            return given
+    repo = as_text(row.get("repo"))
     if repo not in COMMANDS and language.lower() != "python":
         raise TaskRejected(
             f"nothing says how the tests of a {language} repository are run; give test_cmd and "
             "log_parser for all rows"
         )
-    tests = [name for name in files if not _NOT_TESTS.search(name)]
     if repo not in COMMANDS:  # elsewhere tests of untouched files have to pass as well
         beside = (name.partition("::")[0] for name in named if "::" in name)
         tests = list(dict.fromkeys([*tests, *beside]))
@@ -69,6 +70,12 @@ def command_of(row: Mapping[str, Any], files: Sequence[str], named: Sequence[str
         tests = [_django_label(name) for name in tests]
     words = " ".join(shlex.quote(name) for name in tests)
     return f"{ACTIVATE}; {COMMANDS.get(repo, PYTEST)} {words}"
+
+
+def _given_command(given: Any) -> str:
+    if isinstance(given, list) and all(isinstance(each, str) for each in given):
+        return "\n".join(given)  # each is run, whatever the one before it ended with
+    return as_text(given)
 
 
 def log_parser_of(row: Mapping[str, Any]) -> str:

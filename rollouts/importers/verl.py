@@ -16,6 +16,12 @@ from rollouts.importers.evaluator_choice import NO_SETTINGS, Scoring, answer_sco
 from rollouts.importers.options import ReadOptions
 from rollouts.importers.prompts import read_prompt
 
+# Search-R1 compares as SQuAD does: without case, articles and punctuation around the answer.
+_SEARCH: Mapping[str, Any] = {
+    "pattern": r"(?s)<answer>(.*?)</answer>",
+    "take": "last",
+    **{"casefold": True, "collapse_whitespace": True, "strip_punctuation": True, "articles": True},
+}
 # By verl's own choice of scorers (verl/utils/reward_score), first match wins.
 DATA_SOURCES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("openai/gsm8k", "math", NO_SETTINGS),
@@ -32,7 +38,7 @@ DATA_SOURCES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("codeforces", "code", NO_SETTINGS),
     ("taco", "code", NO_SETTINGS),
     ("livecodebench*", "code", NO_SETTINGS),
-    ("searchR1_*", "regex", {"pattern": r"(?s)<answer>(.*?)</answer>", "take": "last"}),
+    ("searchR1_*", "regex", _SEARCH),
 )
 COLUMNS = frozenset({"data_source", "prompt", "ability", "reward_model", "extra_info"})
 _ONE_ANSWER = (None, "", "single_turn_agent")
@@ -50,6 +56,9 @@ def read_verl_row(row: Mapping[str, Any], options: ReadOptions) -> TaskRecord:
     reward = _object(row, "reward_model")
     if reward.get("ground_truth") is None:
         raise TaskRejected("reward_model.ground_truth is missing; a task needs its answer")
+    for name in ("images", "videos"):
+        if row.get(name):
+            raise TaskRejected(f"the row has {name}, which agents here are not shown; remove them")
     instruction, messages = read_prompt(row.get("prompt"), "prompt")
     _refuse_tools(row, extra, options)
     scoring = _scoring(source, reward, options)

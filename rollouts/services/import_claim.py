@@ -11,11 +11,13 @@ from django.db.models.functions import Now
 
 from rollouts.models import TaskImport
 from rollouts.querysets import TaskImportQuerySet
+from rollouts.services.import_sources import forget_upload, sweep_uploads
 from rollouts.services.messages import publish_import
 from rollouts.states import ImportState
 
 logger = logging.getLogger(__name__)
 
+BEAT_SECONDS = 5.0
 SILENT_SECONDS = 60.0  # without a sign of life the process is dead
 MOST_ATTEMPTS = 3  # beginnings at one place, the process dying each time
 MOST_AT_ONCE = 1  # imports into one service: each keeps a processor busy
@@ -87,7 +89,8 @@ def give_back(*, claimed: ClaimedImport) -> None:
 def recover_imports() -> int:
     """Queue again what a dead process left, or fail it; publish what waits. Return how many.
 
-    An import that goes on from a place beyond its last one has all its attempts anew.
+    An import that goes on from a place beyond its last one has all its attempts anew. What was
+    uploaded for one that ends here is deleted, as are old uploads that no import is to read.
     """
     recovered = 0
     for job in TaskImport.objects.silent(SILENT_SECONDS):
@@ -104,7 +107,9 @@ def recover_imports() -> int:
             won = held.update(state=ImportState.FAILED, error_code=LOST, error=error, **over)
         if won:
             logger.warning("import %s was left by its process", job.pk)
+            forget_upload(job=job)
         recovered += won
+    sweep_uploads()
     publish_next()
     return recovered
 

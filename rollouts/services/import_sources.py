@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from uuid import UUID
 
@@ -14,6 +16,7 @@ from rollouts.importers.rows import UnreadableSource
 from rollouts.models import TaskImport
 
 UPLOADED, UNPACKED = "upload", "unpacked"
+LEFT_SECONDS = 86_400.0  # after it an upload without an import under way is nobody's
 
 
 class UploadTooLarge(ValidationError):
@@ -74,17 +77,20 @@ def allowed_path(text: str) -> Path:
     return found
 
 
-def open_source(*, job: TaskImport) -> Path:
-    """Return what an import is to read, an archive unpacked. Raises UnreadableSource, OSError."""
+def open_source(*, job: TaskImport, token: UUID) -> Path:
+    """Return what an import is to read, an archive unpacked. Raises UnreadableSource, OSError.
+
+    Who holds the import under the token unpacks into a folder of its own: whoever had it before
+    and was only thought dead never writes into it.
+    """
     path = Path(job.path)
     if not path.exists():
         raise UnreadableSource(f"{job.name} is not there; import it again from where it is")
     if path.is_dir() or not is_archive(path):
         return path
-    target = import_folder(job.pk) / UNPACKED
-    if target.exists():  # a process before this one died while or after it unpacked
-        shutil.rmtree(target)
-    return unpack(path, target)
+    for left in import_folder(job.pk).glob(f"{UNPACKED}-*"):  # by processes that held it before
+        shutil.rmtree(left, ignore_errors=True)
+    return unpack(path, import_folder(job.pk) / f"{UNPACKED}-{token}")
 
 
 def forget_upload(*, job: TaskImport) -> None:
@@ -92,3 +98,17 @@ def forget_upload(*, job: TaskImport) -> None:
     if TaskImport.objects.active().filter(pk=job.pk).exists():
         return  # another process goes on with it
     shutil.rmtree(import_folder(job.pk), ignore_errors=True)
+
+
+def sweep_uploads() -> int:
+    """Delete old uploads whose import is over or was never begun; return how many."""
+    old: dict[UUID, Path] = {}
+    for folder in Path(settings.IMPORT_FOLDER).glob("*"):
+        with suppress(ValueError, OSError):  # not an import's, or gone by now
+            import_id, parts = UUID(folder.name), [folder, *folder.glob(UPLOADED)]
+            if time.time() - max(part.stat().st_mtime for part in parts) > LEFT_SECONDS:
+                old[import_id] = folder
+    active = set(TaskImport.objects.active().filter(pk__in=old).values_list("pk", flat=True))
+    for import_id in old.keys() - active:
+        shutil.rmtree(old[import_id], ignore_errors=True)
+    return len(old.keys() - active)

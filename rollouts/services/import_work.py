@@ -18,6 +18,7 @@ from rollouts.importers.options import InvalidOptions, ReadOptions
 from rollouts.importers.rows import Position, UnreadableSource, shown, source_total
 from rollouts.models import RejectedRow, TaskImport
 from rollouts.services.import_claim import (
+    BEAT_SECONDS,
     ClaimedImport,
     beat,
     end_import,
@@ -25,7 +26,13 @@ from rollouts.services.import_claim import (
     held_import,
 )
 from rollouts.services.import_sources import forget_upload, open_source
-from rollouts.services.task_environments import EnvironmentMaker, always, need_of, unmet
+from rollouts.services.task_environments import (
+    EnvironmentMaker,
+    always,
+    need_of,
+    refuse_taken_name,
+    unmet,
+)
 from rollouts.services.tasksets import (
     CHUNK,
     EnvironmentOf,
@@ -39,7 +46,6 @@ from sandboxes.models import Image
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 8_000_000
-BEAT_SECONDS = 5.0
 REJECTED_KEPT = 1000
 PLAIN = "jsonl"
 REASON_CHARACTERS = 2000
@@ -121,7 +127,7 @@ class _Work:
         self._beaten = time.monotonic()
 
     def carry_out(self) -> None:
-        path = open_source(job=self._job)
+        path = open_source(job=self._job, token=self._claimed.token)
         self._prepare(path)
         environment_of = self._environments()
         start = Position(offset=self._job.offset, number=self._job.number)
@@ -163,6 +169,7 @@ class _Work:
     def _environments(self) -> EnvironmentOf:
         if self._job.environment is not None:
             return always(self._job.environment)
+        refuse_taken_name(set_name=self._job.set_name)
         return EnvironmentMaker(name=self._job.set_name, main=self._job.main_need)
 
     def _items(self, path: Path, start: Position) -> Iterator[Item]:
@@ -203,6 +210,8 @@ class _Work:
         if not chunk:
             return
         job = self._job
+        if isinstance(environment_of, EnvironmentMaker):
+            environment_of.recall([record.ref for _number, record in chunk.records])
         with transaction.atomic():
             job.task_set = find_or_create_set(name=job.set_name, description=job.description)
             written = write_records(

@@ -3,14 +3,17 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
+from django.core.exceptions import ValidationError
 
 from evaluators.registry import get_evaluator
 from rollouts.importers.base import ImageBuild, TaskRecord
+from rollouts.models import Task
 from sandboxes.images.exceptions import ReferenceInvalid
 from sandboxes.images.references import parse_source
 from sandboxes.models import Environment, Image
@@ -142,20 +145,55 @@ def _unmet_image(record: TaskRecord, images: Collection[str]) -> str:
     return ""
 
 
+def refuse_taken_name(*, set_name: str) -> None:
+    """Refuse to make environments named after a set where the name is another's.
+
+    Raises ValidationError.
+    """
+    if not Environment.objects.filter(name=set_name).exists():
+        return
+    if not Task.objects.filter(task_set__name=set_name, environment__name=set_name).exists():
+        raise ValidationError(
+            {
+                "set_name": f"The catalogue has an environment {set_name!r} that no task of this "
+                f"set uses: say environment = {set_name!r} (--environment {set_name}) for the "
+                "tasks to run in it, or choose another name for the set."
+            }
+        )
+
+
 class EnvironmentMaker:
     """Give each task the environment of its need, made when the first task asks for it.
 
-    The need whose digest is `main` gets the environment `name`, the others `name-<digest>`.
+    The need whose digest is `main` gets the environment `name`, the others `name-<digest>`. A task
+    of the set `name` keeps its environment while that gives what the task needs, and new tasks get
+    the newest version that does: what operators edited otherwise stays as they left it.
     """
 
     def __init__(self, *, name: str, main: str) -> None:
         self._name = name
         self._main = main
         self._made: dict[Need, Environment] = {}
+        self._present: dict[str, Environment] = {}
+        self._known: dict[UUID, Environment] = {}
+
+    def recall(self, refs: Sequence[str]) -> None:
+        """Look up the environments that tasks have, those of the records that come next."""
+        tasks = Task.objects.filter(task_set__name=self._name, ref__in=refs)
+        pks = dict(tasks.values_list("ref", "environment_id"))
+        if len(self._known) >= MAX_NEEDS:
+            self._known.clear()
+        new = set(pks.values()) - self._known.keys()
+        found = Environment.objects.select_related("image").defer("files")
+        self._known.update(found.in_bulk(new) if new else {})
+        self._present = {ref: self._known[pk] for ref, pk in pks.items() if pk in self._known}
 
     def __call__(self, record: TaskRecord) -> Environment:
         """Return the environment of a task that `unmet` found nothing against."""
         need = need_of(record)
+        present = self._present.get(record.ref)
+        if present is not None and _gives(present, need):
+            return present
         if need not in self._made:
             if len(self._made) >= MAX_NEEDS:
                 self._made.clear()  # bounded memory: they are found again by what they are
@@ -164,6 +202,10 @@ class EnvironmentMaker:
 
     def _make(self, need: Need, record: TaskRecord) -> Environment:
         name = self._name if need.digest == self._main else f"{self._name[:90]}-{need.digest}"
+        versions = Environment.objects.filter(name=name).select_related("image").defer("files")
+        for version in versions.order_by("-version"):
+            if _gives(version, need):
+                return version
         in_shell = need.agent != ANSWER_AGENT
         reaching: dict[str, Any] = {}
         if need.hosts:
@@ -182,6 +224,20 @@ class EnvironmentMaker:
 
 
 MAX_NEEDS = 10_000
+
+
+def _gives(environment: Environment, need: Need) -> bool:
+    """Tell whether an environment has all that a need speaks of, and as it says."""
+    asked = ("memory_bytes", "disk_bytes", "cpus")
+    limits = {name: value for name, value in environment.limits.items() if name in asked}
+    network, hosts = (Network.ALLOW_LIST, need.hosts) if need.hosts else (Network.NONE, ())
+    return (
+        (environment.image.name if environment.image else "") == need.image
+        and (environment.workdir, environment.agent) == (need.workdir, need.agent)
+        and environment.evaluator == need.evaluator
+        and limits == need.limits
+        and (environment.network, tuple(sorted(set(environment.egress_hosts)))) == (network, hosts)
+    )
 
 
 def need_of(record: TaskRecord) -> Need:

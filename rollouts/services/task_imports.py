@@ -1,5 +1,7 @@
 """Imports of tasks as operators handle them: begin, cancel, look at."""
 
+import math
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,9 +23,12 @@ from rollouts.services.import_sources import (
     store_upload,
 )
 from rollouts.services.inline import PREFIX
+from rollouts.services.task_environments import refuse_taken_name
 from rollouts.states import ImportSource, ImportState
 from sandboxes.models import Environment, validate_name
 from sandboxes.services.catalogue import find_environment
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def begin_upload(
@@ -95,19 +100,41 @@ def check_import(
             {"format": f"There is no format {format!r}; known: {', '.join(FORMATS)}."}
         )
     try:
+        _check_storable(options or {})
         read = ReadOptions.from_dict(options or {})
+        kept = read.as_dict()
     except InvalidOptions as fault:
         raise ValidationError({"options": str(fault)}) from None
+    except RecursionError:
+        raise ValidationError({"options": "They are nested too deep; write them flat."}) from None
     chosen: Environment | None = find_environment(ref=environment) if environment else None
     if read.tools == "environment" and chosen is None:
         raise ValidationError({"options": "tools = environment needs an environment."})
+    if chosen is None:
+        refuse_taken_name(set_name=set_name)
     return {
         "set_name": set_name,
         "format": format,
         "environment": chosen,
-        "options": read.as_dict(),
+        "options": kept,
         "description": description,
     }
+
+
+def _check_storable(value: Any) -> None:
+    """Refuse what `jsonb` cannot hold. Raises `InvalidOptions`, RecursionError."""
+    match value:
+        case str() if _UNSTORABLE.search(value):
+            raise InvalidOptions("They hold a NUL or half a surrogate pair; leave it out.")
+        case float() if not math.isfinite(value):
+            raise InvalidOptions("They hold a number that is not finite; write a finite one.")
+        case list():
+            for each in value:
+                _check_storable(each)
+        case dict():
+            for name, each in value.items():
+                _check_storable(name)
+                _check_storable(each)
 
 
 def cancel_import(*, import_id: UUID) -> bool:

@@ -11,6 +11,7 @@ from rollouts.services.import_claim import claim_import
 from rollouts.services.import_work import carry_out_import
 from tests import factories
 from tests.api.callers import Caller, assert_problem
+from tests.services.line import make_environment
 
 pytestmark = pytest.mark.django_db
 
@@ -123,6 +124,41 @@ def test_an_upload_that_is_too_large_or_says_nothing_begins_nothing(
 
     assert not TaskImport.objects.exists()
     assert not list((folder / "imports").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ('{"evaluator_settings": {"tolerance": NaN}}', "a number that is not finite"),
+        ('{"evaluator_settings": {"tolerance": 1e999}}', "a number that is not finite"),
+        ('{"workdir": "/a\\u0000"}', "a NUL or half a surrogate pair"),
+        ('{"mapping": {"ref": "\\ud800"}}', "a NUL or half a surrogate pair"),
+        ('{"evaluator_settings": ' + '{"a":' * 900 + "1" + "}" * 901, "nested too deep"),
+    ],
+    ids=["nan", "infinite", "nul", "surrogate", "deep"],
+)
+def test_options_that_cannot_be_kept_are_refused_with_a_sentence(
+    operator: Caller, folder: Path, options: str, words: str
+) -> None:
+    answer = send(operator, ROWS, set_name="s", options=options)
+
+    assert_problem(answer, 400, "request.invalid")
+    assert words in answer.content.decode()
+    assert not TaskImport.objects.exists()
+    assert not list((folder / "imports").glob("*"))
+
+
+def test_a_set_named_like_an_environment_of_others_is_told_what_to_do(operator: Caller) -> None:
+    environment = make_environment(sandbox=False)
+
+    answer = send(operator, ROWS, set_name=environment.name)
+
+    assert_problem(answer, 400, "request.invalid")
+    assert f"(--environment {environment.name})" in answer.content.decode()
+    assert (
+        send(operator, ROWS, set_name=environment.name, environment=environment.name).status_code
+        == 202
+    )
 
 
 def test_a_queued_import_is_cancelled_and_one_that_is_over_stays(operator: Caller) -> None:

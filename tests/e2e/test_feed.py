@@ -28,14 +28,14 @@ def refs_of(batch: JSON) -> list[str]:
 def test_a_pulling_experiment_from_its_first_draw_to_its_last(
     line: Line, import_folder: ImportFolder, tmp_path: Path
 ) -> None:
-    check = 'test -e /tmp/right && echo 1 > "$OUT" || echo 0 > "$OUT"'
+    check = 'test -e /app/right && echo 1 > "$OUT" || echo 0 > "$OUT"'
     test = f"OUT=/logs/verifier/reward.txt; {check}"
     refs = [write_task(tmp_path, f"pull-{number}", test=test) for number in range(6)]
     import_folder("pulled", tmp_path)
     wrong = [refs[1], refs[4]]
     line.server.play(
         *(
-            {"marker": marker(ref.removeprefix("e2e/")), "turns": ["touch /tmp/right", "submit"]}
+            {"marker": marker(ref.removeprefix("e2e/")), "turns": ["touch /app/right", "submit"]}
             for ref in refs
             if ref not in wrong
         )

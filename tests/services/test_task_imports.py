@@ -1,27 +1,34 @@
 """Imports as jobs: in chunks, from where they stood, told apart by content, nothing dropped."""
 
 import json
+import os
 import shutil
+import signal
+import threading
 import zipfile
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from django.core.exceptions import ValidationError
+from django.core.management import call_command
 from django.utils import timezone
 
+from rollouts.management.commands import import_tasks as import_command
 from rollouts.models import RejectedRow, Task, TaskImport, TaskSet
-from rollouts.services import import_work
-from rollouts.services.import_claim import ClaimedImport, claim_import, recover_imports
-from rollouts.services.import_sources import import_folder
+from rollouts.services import import_life, import_work
+from rollouts.services.import_claim import ClaimedImport, beat, claim_import, recover_imports
+from rollouts.services.import_sources import import_folder, open_source, store_upload
 from rollouts.services.import_work import carry_out_import
 from rollouts.services.task_imports import begin_here, begin_path, begin_upload, cancel_import
 from rollouts.states import ImportState
 from sandboxes.models import Environment, Image
-from sandboxes.services.catalogue import save_image
+from sandboxes.services.catalogue import save_environment, save_image
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -433,3 +440,208 @@ def test_a_place_that_no_environment_can_have_refuses_its_task_only(folder: Path
 
     assert (job.state, counts(job)) == ("done", (1, 0, 0, 1))
     assert "at most 200 characters" in job.rejected_rows.get().reason
+
+
+@pytest.fixture
+def terminated() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_process_shows_life_while_it_unpacks(
+    folder: Path, terminated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_life, "BEAT_SECONDS", 0.02)
+    job = begin_here(set_name="set", path=write(folder, plain_rows(1)))
+    silent: list[int] = []
+
+    def unpack_long(**values: Any) -> Path:
+        TaskImport.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=5))
+        beaten = wait_for_beat(monkeypatch)
+        assert beaten.wait(30)
+        silent.append(recover_imports())
+        return open_source(**values)
+
+    monkeypatch.setattr(import_work, "open_source", unpack_long)
+
+    call_command("carry_out_import", str(job.pk))
+
+    job.refresh_from_db()
+    assert silent == [0]
+    assert (job.state, job.attempts, counts(job)) == ("done", 1, (1, 0, 0, 0))
+
+
+def wait_for_beat(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return what is set once a beat that begins from now on is in the database."""
+    beaten = threading.Event()
+
+    def told(*, claimed: ClaimedImport) -> bool:
+        alive = beat(claimed=claimed)
+        beaten.set()
+        return alive
+
+    monkeypatch.setattr(import_life, "beat", told)
+    return beaten
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("taken", [False, True], ids=["cancelled", "taken by others"])
+def test_a_process_whose_import_is_taken_away_while_it_unpacks_ends(
+    folder: Path, terminated: None, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    monkeypatch.setattr(import_life, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(import_life, "NOTICE_SECONDS", 0.02)
+    job = begin_upload(set_name="s", name="r", chunks=[lines(plain_rows(1))], requested_by=None)
+    ended, codes = threading.Event(), []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    def unpack_for_ever(**_values: Any) -> Path:
+        if taken:
+            TaskImport.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=5))
+            TaskImport.objects.update(state="queued", lease_token=None)
+            claimed(job)
+        else:
+            assert cancel_import(import_id=job.pk)
+        assert ended.wait(30)
+        raise Killed
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(import_work, "open_source", unpack_for_ever)
+
+    with pytest.raises(Killed):
+        call_command("carry_out_import", str(job.pk))
+
+    job.refresh_from_db()
+    assert (codes, job.state) == ([75], "running" if taken else "cancelled")
+    assert import_folder(job.pk).exists() is taken
+
+
+def test_each_holder_of_an_import_unpacks_into_a_folder_of_its_own(folder: Path) -> None:
+    path = folder / "tasks.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr("a/x", "1")
+        packed.writestr("b/x", "1")
+    job = begin_here(set_name="set", path=path)
+    first = claimed(job)
+    before = open_source(job=job, token=first.token)
+    TaskImport.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=5))
+    recover_imports()
+
+    after = open_source(job=job, token=claimed(job).token)
+
+    assert before != after
+    assert sorted(each.name for each in after.iterdir()) == ["a", "b"]
+
+
+def test_a_name_that_an_environment_of_others_has_is_refused(folder: Path) -> None:
+    mine = save_environment(name="counting", image=None, agent="single_turn", evaluator="exact")
+    path = write(folder, plain_rows(1))
+
+    with pytest.raises(ValidationError, match=r"--environment counting.*another name for the set"):
+        begin_here(set_name="counting", path=path)
+
+    assert Environment.objects.get() == mine
+    assert not TaskImport.objects.exists()
+    assert counts(run(path, "counting", environment="counting")) == (1, 0, 0, 0)
+    assert counts(run(path, "counting")) == (0, 0, 1, 0)
+    assert Environment.objects.get() == mine
+
+
+def test_a_name_that_is_taken_while_the_import_waits_is_refused_too(folder: Path) -> None:
+    job = begin_here(set_name="late", path=write(folder, plain_rows(1)))
+    save_environment(name="late", image=None, agent="single_turn", evaluator="exact")
+
+    carry_out_import(claimed=claimed(job))
+
+    job.refresh_from_db()
+    assert (job.state, job.error_code) == ("failed", "import.refused")
+    assert "--environment late" in job.error
+    assert Environment.objects.get().version == 1
+
+
+def test_an_edit_of_a_made_environment_is_not_undone(folder: Path) -> None:
+    rows = plain_rows(2)
+    run(write(folder, rows))
+    edited = save_environment(
+        name="set", image=None, agent="single_turn", evaluator="exact", system_prompt="Be brief."
+    )
+    Task.objects.filter(ref="r1").update(environment=edited)
+    rows[0]["answer"] = "other"
+
+    job = run(write(folder, [*rows, *plain_rows(3)[2:]]))
+
+    assert counts(job) == (1, 1, 1, 0)
+    found = Task.objects.order_by("ref").values_list("ref", "environment__version")
+    assert list(found) == [("r0", 1), ("r1", 2), ("r2", 2)]
+    assert Environment.objects.count() == 2
+
+
+def test_a_task_that_needs_something_else_gets_what_it_needs(folder: Path) -> None:
+    save_image(name="base", source="base")
+    root = folder / "tasks"
+    task_folder(root, "one", {})
+    run(root)
+    task_folder(root, "one", {"task.toml": "[environment]\nmemory_mb = 64\n"})
+
+    job = run(root)
+
+    assert counts(job) == (0, 1, 0, 0)
+    assert Task.objects.get().environment.limits == {"memory_bytes": 64 * 1024 * 1024}
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["failed", "cancelled"])
+def test_the_upload_of_an_import_that_is_given_up_is_deleted(folder: Path, cancelled: bool) -> None:
+    job = begin_upload(set_name="s", name="r", chunks=[b"x"], requested_by=None)
+    claimed(job)
+    TaskImport.objects.update(
+        heartbeat_at=timezone.now() - timedelta(minutes=5),
+        attempts=3,
+        cancel_requested_at=timezone.now() if cancelled else None,
+    )
+
+    assert recover_imports() == 1
+
+    job.refresh_from_db()
+    assert job.state == ("cancelled" if cancelled else "failed")
+    assert not import_folder(job.pk).exists()
+
+
+def test_old_uploads_that_no_import_is_to_read_are_swept(folder: Path) -> None:
+    waiting = begin_upload(set_name="s", name="r", chunks=[b"x"], requested_by=None)
+    left, fresh = uuid4(), uuid4()
+    for import_id in (left, fresh):
+        store_upload(import_id=import_id, chunks=[b"x"])
+    other = folder / "imports" / "not-an-import"
+    other.mkdir()
+    before = (timezone.now() - timedelta(days=2)).timestamp()
+    for place in (import_folder(waiting.pk), import_folder(left), other):
+        for part in (*place.iterdir(), place):
+            os.utime(part, (before, before))
+
+    recover_imports()
+
+    kept = {str(waiting.pk), str(fresh), other.name}
+    assert {each.name for each in (folder / "imports").iterdir()} == kept
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before it is claimed", "at work"])
+def test_an_interrupted_command_cancels_its_import(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    def interrupt(**_values: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        *((import_command, "claim_import") if early else (import_work, "write_records")), interrupt
+    )
+
+    with pytest.raises(SystemExit) as ended:
+        call_command("import_tasks", "jsonl", write(folder, plain_rows(1)), set_name="set")
+
+    job = TaskImport.objects.get()
+    assert (ended.value.code, job.state, job.lease_token) == (130, "cancelled", None)

@@ -14,12 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rollouts.importers.formats import FORMATS
 from rollouts.importers.options import InvalidOptions, read_option_file
 from rollouts.models import TaskImport
-from rollouts.services.import_claim import claim_import
+from rollouts.services.import_claim import ClaimedImport, claim_import, end_import
+from rollouts.services.import_life import beating
+from rollouts.services.import_sources import forget_upload
 from rollouts.services.import_work import REJECTED_KEPT, carry_out_import
-from rollouts.services.task_imports import begin_here
+from rollouts.services.task_imports import begin_here, cancel_import
 from rollouts.states import ImportState
+from sandboxes.services.connections import release_connection
 
 DETECT = "auto"
+INTERRUPTED = 130  # what shells show for Ctrl-C
 
 
 class Command(BaseCommand):
@@ -75,22 +79,28 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         except OSError as error:
             raise CommandError(f"{error.filename}: {error.strerror}") from error
-        claimed = claim_import(import_id=job.pk, limited=False)
-        if claimed is None:
-            raise CommandError("Another process took the import.")
-        with _bar() as bar:
-            shown = bar.add_task(options["set_name"], total=None)
-
-            def progress(now: TaskImport) -> None:
-                bar.update(shown, completed=now.offset, total=now.total)
-
-            carry_out_import(claimed=claimed, progress=progress)
+        try:
+            _carry_out(job)
+        except KeyboardInterrupt:
+            self._cancel(job)
+            raise SystemExit(INTERRUPTED) from None
         job.refresh_from_db()
         if job.state == ImportState.FAILED:
             raise CommandError(job.error)
         self._tell(job)
         if job.rejected:
             raise SystemExit(1)
+
+    def _cancel(self, job: TaskImport) -> None:
+        """End the import of a user who waits for it no longer: no worker is to take it up."""
+        release_connection()  # it may be in the middle of anything
+        cancel_import(import_id=job.pk)
+        job.refresh_from_db()
+        if job.state == ImportState.RUNNING and job.lease_token is not None:
+            held = ClaimedImport(job, job.lease_token)
+            end_import(claimed=held, state=ImportState.CANCELLED)
+        forget_upload(job=job)
+        self.stderr.write("Interrupted. What was imported stays; import again to go on.")
 
     def _tell(self, job: TaskImport) -> None:
         self.stdout.write(f"task set {job.set_name}")
@@ -101,6 +111,21 @@ class Command(BaseCommand):
             self.stderr.write(f"refused {row.place}: {row.reason}")
         if job.rejected > REJECTED_KEPT:
             self.stderr.write(f"and {job.rejected - REJECTED_KEPT} more, which are only counted")
+
+
+def _carry_out(job: TaskImport) -> None:
+    claimed = claim_import(import_id=job.pk, limited=False)
+    if claimed is None:
+        raise CommandError("Another process took the import.")
+    with _bar() as bar:
+        shown = bar.add_task(job.set_name, total=None)
+
+        def progress(now: TaskImport) -> None:
+            bar.update(shown, completed=now.offset, total=now.total)
+
+        # Whoever cancels it is seen with the next row: this user can end the process too.
+        with beating(claimed=claimed, lost=lambda: None):
+            carry_out_import(claimed=claimed, progress=progress)
 
 
 def _read_options(options: dict[str, Any]) -> dict[str, Any]:

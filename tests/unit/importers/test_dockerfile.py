@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rollouts.importers.base import TaskRejected
+from rollouts.importers.definitions import convert_dockerfile
 from rollouts.importers.dockerfile import last_workdir, read_instructions
 
 
@@ -42,3 +44,15 @@ def test_a_heredoc_keeps_its_lines_as_the_shell_reads_them() -> None:
         "<<-'EOF' sh",
         ["echo # no comment\n\n"],
     )
+
+
+def test_empty_lines_and_comments_do_not_end_a_continued_instruction() -> None:
+    text = "RUN one \\\n\n  # why\n\t\n  && two \\\n\n\nRUN three\n"
+    found = [(each.line, each.word, each.rest) for each in read_instructions(text)]
+    assert found == [(1, "RUN", "one   && two RUN three")]
+
+
+@pytest.mark.parametrize("line", ["&& two", "RUN", "COPY  ", "/bin/true"])
+def test_a_line_that_is_no_instruction_is_refused_by_number(line: str) -> None:
+    with pytest.raises(TaskRejected, match=r"Dockerfile line 3: .* is no instruction"):
+        convert_dockerfile(f"FROM debian\nRUN one\n{line}\n", {})

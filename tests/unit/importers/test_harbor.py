@@ -243,6 +243,54 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda t: replace(t / "task.toml", "timeout_sec = 30.5", 'environment_mode = "separate"'),
         "environment_mode is not supported",
     ),
+    "unknown environment key": (
+        lambda t: replace(t / "task.toml", "cpus = 2", "cpu = 2"),
+        r"\[environment\] has cpu, which nothing here heeds",
+    ),
+    "unknown agent key": (
+        lambda t: replace(t / "task.toml", "timeout_sec = 120", "timeout = 120"),
+        r"\[agent\] has timeout, which nothing here heeds",
+    ),
+    "unknown verifier key": (
+        lambda t: replace(t / "task.toml", "timeout_sec = 30.5", "allowed_hosts = []"),
+        r"\[verifier\] has allowed_hosts",
+    ),
+    "unknown solution key": (
+        lambda t: replace(t / "task.toml", "[environment]", "[solution]\nx = 1\n[environment]"),
+        r"\[solution\] has x",
+    ),
+    "unknown table": (
+        lambda t: replace(t / "task.toml", "[environment]", "[enviroment]"),
+        "task.toml has enviroment",
+    ),
+    "both memories": (
+        lambda t: replace(t / "task.toml", "cpus = 2", 'memory = "8G"'),
+        "has memory and memory_mb; leave memory_mb",
+    ),
+    "storage size": (
+        lambda t: replace(t / "task.toml", "cpus = 2", 'storage = "much"'),
+        "storage is 'much'; write storage_mb = 2048",
+    ),
+    "endless storage": (
+        lambda t: replace(t / "task.toml", "cpus = 2", f'storage = "{"9" * 400}G"'),
+        "; write storage_mb = 2048",
+    ),
+    "both networks": (
+        lambda t: replace(t / "task.toml", "cpus = 2", "allow_internet = true"),
+        "has allow_internet and network_mode",
+    ),
+    "internet text": (
+        lambda t: replace(t / "task.toml", "cpus = 2", 'allow_internet = "yes"'),
+        "allow_internet is 'yes'; it must be true or false",
+    ),
+    "host text": (
+        lambda t: replace(t / "task.toml", "cpus = 2", 'allowed_hosts = "example.org"'),
+        "allowed_hosts must be a list of host names",
+    ),
+    "host number": (
+        lambda t: replace(t / "task.toml", "cpus = 2", "allowed_hosts = [1]"),
+        "allowed_hosts must be a list of host names",
+    ),
     "zero timeout": (
         lambda t: replace(t / "task.toml", "120", "0"),
         r"\[agent\] timeout_sec is 0; it must be above 0",
@@ -363,3 +411,55 @@ def test_settings_of_the_import_that_do_not_fit_refuse_the_task(task: Path) -> N
 
     assert isinstance(item.entry, RejectedTask)
     assert "setting 'scope' is 'everything'" in item.entry.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ('memory = "8G"', {"memory_mb": 8192}),
+        ('storage = "512 M"', {"memory_mb": 256, "storage_mb": 512}),
+        ("gpus = 0", {"memory_mb": 256}),
+        ("build_timeout_sec = 600.0", {"memory_mb": 256}),
+    ],
+)
+def test_older_and_harmless_keys_are_known(task: Path, line: str, kept: dict[str, int]) -> None:
+    if line.startswith("memory"):
+        replace(task / "task.toml", "memory_mb = 256\n", "")
+    replace(task / "task.toml", "cpus = 2", line)
+    environment = read_harbor_task(task).environment
+    assert {name: each for name, each in environment.items() if name.endswith("_mb")} == kept
+
+
+@pytest.mark.parametrize(("allowed", "network"), [("true", "public"), ("false", "no-network")])
+def test_allow_internet_is_the_older_network_mode(task: Path, allowed: str, network: str) -> None:
+    replace(task / "task.toml", 'network_mode = "no-network"', f"allow_internet = {allowed}")
+    assert read_harbor_task(task).environment["network_mode"] == network
+
+
+def test_variables_of_a_solution_are_told_and_not_set(task: Path) -> None:
+    replace(
+        task / "task.toml", "[environment]", '[solution]\nenv = { B = "2", A = "1" }\n[environment]'
+    )
+    record = read_harbor_task(task)
+    assert record.metadata["solution_env_ignored"] == ["A", "B"]
+    assert record.solution == {"solve.sh": FileContent(data=b"true\n")}
+
+
+def test_a_linked_task_folder_is_refused(tmp_path: Path) -> None:
+    make_task(tmp_path / "elsewhere")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/linked").symlink_to("../elsewhere")
+    assert list(read_harbor_folder(tmp_path / "tasks")) == [
+        RejectedTask(
+            path=tmp_path / "tasks/linked",
+            reason="a link to a folder; put the folder itself there",
+        )
+    ]
+
+
+def test_a_folder_counts_with_the_bytes_of_its_files(task: Path) -> None:
+    (item,) = read_source(task.parent, "harbor", ReadOptions())
+    assert isinstance(item.entry, TaskRecord)
+    assert item.bytes == len(b"\x00\xff") + len(b"mkdir /work\n") + len(b"true\n") + len(
+        b"echo 1 > /logs/verifier/reward.txt\n"
+    )

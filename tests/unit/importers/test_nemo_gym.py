@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from evaluators.base import Artefacts
+from evaluators.registry import get_evaluator
 from rollouts.importers.base import TaskRecord, TaskRejected
 from rollouts.importers.formats import read_source
 from rollouts.importers.nemo_gym import read_nemo_gym_row
@@ -128,3 +130,95 @@ def test_what_has_no_evaluator_here_is_refused(
 def test_an_evaluator_may_be_named_for_rows_of_any_server() -> None:
     options = ReadOptions(verifier="physics_judge", evaluator="exact")
     assert read_nemo_gym_row(ROW, options).evaluator == "exact"
+
+
+def reward_of(record: TaskRecord, said: str) -> float | None:
+    """Return what an answer to a task is worth."""
+    settings, payload = record.evaluator_settings, record.evaluator_payload
+    evaluator = get_evaluator(record.evaluator)
+    evaluator.validate(settings, payload)
+    return evaluator.score(settings, payload, Artefacts(last_message=said)).reward
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "parts": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"properties": {"type": "integer"}}},
+        },
+        "more": {"$ref": "#/$defs/more"},
+    },
+    "$defs": {"more": {"type": "object", "properties": {"x": {"enum": [{"properties": {}}, 1]}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ({"name": "a", "parts": [{"properties": 1}], "more": {"x": 1}}, 1.0),
+        ({"name": "a", "parts": [], "more": {"x": {"properties": {}}}}, 1.0),
+        ({}, 0.0),
+        ({"name": "a", "parts": [], "more": {"x": 1}, "other": 1}, 0.0),
+        ({"name": "a", "parts": [{}], "more": {"x": 1}}, 0.0),
+        ({"name": "a", "parts": [], "more": {}}, 0.0),
+    ],
+)
+def test_schemas_are_as_strict_as_nemo_gym_makes_them(said: Any, reward: float) -> None:
+    row = {**ROW, "schema_str": json.dumps(SCHEMA), "schema_type": "json", "agent_ref": None}
+    record = read_nemo_gym_row(row, ReadOptions(verifier="structured_outputs"))
+    assert reward_of(record, json.dumps(said)) == reward
+
+
+def choice_row(**changes: Any) -> dict[str, Any]:
+    options = [{"A": "one"}, {"B": "two"}]
+    return {**ROW, "agent_ref": None, "options": options, "expected_answer": "B", **changes}
+
+
+def output_regex(pattern: Any) -> dict[str, Any]:
+    return {"template_metadata": {"output_regex": pattern}}
+
+
+@pytest.mark.parametrize(
+    ("server", "changes", "said", "reward"),
+    [
+        ("mcqa", {}, r"It is \boxed{B}", 1.0),
+        ("mcqa", {}, "Answer: B", 0.0),
+        ("mcqa", {"grading_mode": "lenient_boxed"}, r"\boxed{two}", 1.0),
+        ("mcqa", {"grading_mode": "lenient_answer_colon"}, "Answer: B", 1.0),
+        ("mcqa", {"grading_mode": "lenient_answer_colon"}, r"\boxed{B}", 0.0),
+        ("mcqa", output_regex(r"Final Choice:\s*([A-Z])"), "final choice: b", 1.0),
+        ("mcqa", output_regex(r"(?m)^Final:\s*([A-Z])$"), "so\nfinal: b\n", 1.0),
+        ("mcqa", output_regex([r"(?<=so )[A-Z]\b"]), "A, so B", 1.0),
+        ("mcqa", output_regex(r"Final Choice:\s*([A-Z])"), "Answer: B", 0.0),
+        ("gpqa_diamond", {"grading_mode": "strict_single_letter_boxed"}, "Answer: B", 1.0),
+        ("swerl_llm_judge", {"grading_mode": "strict"}, "<solution>[B]</solution>", 1.0),
+        ("swerl_llm_judge", {"grading_mode": "strict"}, "<solution>B it is</solution>", 0.0),
+        ("swerl_llm_judge", {"grading_mode": "lenient"}, "<solution>It is B</solution>", 1.0),
+        ("swerl_llm_judge", {"grading_mode": "lenient"}, "<solution>B, not A</solution>", 1.0),
+        ("swerl_llm_judge", {"grading_mode": "lenient"}, "<solution>It is B", 0.0),
+        ("swerl_llm_judge", {"grading_mode": "lenient"}, "<solution>B " * 20_000, 0.0),
+        ("swerl_llm_judge", {"grading_mode": "lenient"}, "Answer: B", 0.0),
+    ],
+)
+def test_choices_are_read_as_the_row_says(
+    server: str, changes: dict[str, Any], said: str, reward: float
+) -> None:
+    record = read_nemo_gym_row(choice_row(**changes), ReadOptions(verifier=server))
+    assert reward_of(record, said) == reward
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"grading_mode": "other"}, "grading_mode is 'other'; known here are strict_single"),
+        ({"template_metadata": {"answer_prefix": "R:"}}, "answer_prefix is read by NeMo Gym only"),
+        (output_regex(["(a)", "(b)"]), "must be one pattern"),
+        (output_regex("("), "output_regex is no pattern"),
+        (output_regex("(a)(b)"), "several groups"),
+    ],
+)
+def test_choices_read_in_other_ways_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(TaskRejected, match=reason):
+        read_nemo_gym_row(choice_row(**changes), ReadOptions(verifier="mcqa"))

@@ -54,7 +54,9 @@ def test_a_sound_task_is_read_whole(task: Path) -> None:
         ("task.yaml", "instruction: x\nparser_name: swebench", "parser_name is 'swebench'"),
         ("task.yaml", "instruction: x\nmax_test_timeout_sec: -1", "must be above 0"),
         ("task.yaml", "instruction: !!python/object:os.system x", "task.yaml is not YAML"),
+        ("task.yaml", "instruction: x\na: &a [1]\nb: [*a, *a]", r"task.yaml holds the alias \*a"),
         ("docker-compose.yaml", "services: {a: {}, b: {}}", "the services a, b; several"),
+        ("docker-compose.yaml", "x: &x {a: {}}\nservices: {<<: *x}", "several containers"),
         ("Dockerfile", "FROM a\nFROM b\n", "begins a second stage"),
     ],
 )
@@ -62,6 +64,13 @@ def test_bad_tasks_are_refused(task: Path, name: str, text: str, reason: str) ->
     (task / name).write_text(text)
     with pytest.raises(TaskRejected, match=reason):
         read_terminal_bench_task(task)
+
+
+def test_merged_keys_of_a_composition_are_not_multiplied(task: Path) -> None:
+    levels = [f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 10)}]}}" for n in range(1, 12)]
+    compose = "\n".join(["m0: &m0 {a: 1}", *levels, "services: {client: {build: .}}"])
+    (task / "docker-compose.yaml").write_text(compose)
+    assert read_terminal_bench_task(task).ref == "fix-it"
 
 
 @pytest.mark.parametrize(

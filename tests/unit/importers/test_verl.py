@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from evaluators.base import Artefacts
+from evaluators.registry import get_evaluator
 from rollouts.importers.base import TaskRecord, TaskRejected
 from rollouts.importers.options import ReadOptions
 from rollouts.importers.verl import is_verl, read_verl_row
@@ -116,3 +118,27 @@ def test_an_environment_with_tools_may_stand_in_for_verls_own() -> None:
 def test_programming_tasks_bring_their_tests(given: Any) -> None:
     record = read(data_source="taco", reward_model=truth(given))
     assert (record.evaluator, record.evaluator_payload) == ("code", TESTS)
+
+
+@pytest.mark.parametrize("name", ["images", "videos"])
+def test_rows_with_pictures_are_refused_and_empty_columns_are_not(name: str) -> None:
+    empty: dict[str, Any] = {name: []}
+    full: dict[str, Any] = {name: [{"bytes": "x"}]}
+    assert read(**empty).evaluator == "math"
+    with pytest.raises(TaskRejected, match=f"the row has {name}"):
+        read(**full)
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [("<answer>the Beatles.</answer>", 1.0), ("<answer>Beatles II</answer>", 0.0)],
+)
+def test_answers_to_searches_are_compared_without_case_articles_and_punctuation(
+    said: str, reward: float
+) -> None:
+    record = read(data_source="searchR1_nq", reward_model=truth({"target": ["Beatles"]}))
+    evaluator = get_evaluator(record.evaluator)
+    artefacts = Artefacts(last_message=said)
+    evaluator.validate(record.evaluator_settings, record.evaluator_payload)
+    score = evaluator.score(record.evaluator_settings, record.evaluator_payload, artefacts)
+    assert score.reward == reward
