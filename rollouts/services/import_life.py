@@ -39,7 +39,10 @@ def _beat_on(claimed: ClaimedImport, over: threading.Event, lost: Callable[[], N
         if not _alive(claimed):
             break
     if not over.wait(NOTICE_SECONDS):
-        lost()
+        try:
+            lost()
+        finally:
+            release_connection()
 
 
 def _alive(claimed: ClaimedImport) -> bool:
