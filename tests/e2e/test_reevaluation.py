@@ -23,10 +23,10 @@ def test_what_a_sandbox_left_is_judged_by_other_settings_without_another_sandbox
     assert [each["reward"] for each in done] == [1.0, 1.0]
 
     def scored_again(**body: object) -> JSON:
-        job = line.trainer.call("POST", f"/experiments/{experiment}/reevaluations/", body)
+        job = line.operator.call("POST", f"/experiments/{experiment}/reevaluations/", body)
         address = f"/reevaluations/{job['id']}/"
-        wait_until(lambda: line.trainer.call("GET", address)["state"] == "done", "the job's end")
-        return dict(line.trainer.call("GET", address)["report"])
+        wait_until(lambda: line.operator.call("GET", address)["state"] == "done", "the job's end")
+        return dict(line.operator.call("GET", address)["report"])
 
     by_style = scored_again(evaluator="script", evaluator_settings={"key": "style"})
     by_answer = scored_again(evaluator="regex", evaluator_settings={"pattern": "submit"})
