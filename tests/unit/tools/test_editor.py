@@ -6,7 +6,7 @@ import codecs
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rollouts.tools.base import (
@@ -47,6 +47,9 @@ PLAIN = st.text(alphabet="ab\n")
 def test_a_replacement_keeps_everything_around_it(
     before: str, old: str, after: str, new: str
 ) -> None:
+    # A line end of two characters is one: no replacement begins or ends in its middle.
+    assume(not (before.endswith("\r") and old.startswith("\n")))
+    assume(not (old.endswith("\r") and after.startswith("\n")))
     text = before + old + after
     try:
         edit = replace_once(text, old, new)
