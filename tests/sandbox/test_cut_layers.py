@@ -11,11 +11,12 @@ from sandboxes.runtime.protocol import Runtime, SandboxHandle
 from tests.sandbox.conftest import Start
 
 SETUP = """
-mkdir -p /srv/work/old /srv/work/kept; echo old > /srv/work/old/file; echo kept > /srv/work/kept/a
-ln -s / /srv/work/up; chmod 751 /srv; ln -s /srv/work /workspace; echo 1 > /etc/setting
+mkdir -p /srv/place/old /srv/place/kept
+echo old > /srv/place/old/file; echo kept > /srv/place/kept/a
+ln -s / /srv/place/up; chmod 751 /srv; ln -s /srv/place /workspace; echo 1 > /etc/setting
 """
 AGENT = """
-cd /srv/work
+cd /srv/place
 rm -r old; mkdir old; echo new > old/new
 rm kept/a; echo b > kept/b; chmod 600 kept/b; ln kept/b kept/twin
 ln -s /tests/expected answer; ln -s ../../tests relative; ln -s / root; ln -s root/tests/x chained
@@ -29,7 +30,7 @@ printf '#!/bin/sh\\necho hacked' > /bin/cat; rm /usr/bin/tail; echo 2 > /etc/set
 echo 'exit 9' > /root/.bashrc; mkdir /srv/other; echo LD > /etc/ld.so.preload.fake
 """
 LOOK = """
-cd /srv/work
+cd /srv/place
 for each in old/file old/new kept/a kept/b closed/in; do
   [ -e $each ] && echo "$each $(head -n 1 $each)"
 done
@@ -101,7 +102,7 @@ def test_of_what_was_written_only_the_workspace_comes_along(
             graded,
             "ls /srv; ! grep 'exit 9' /root/.bashrc; test ! -e /etc/ld.so.preload.fake",
         )
-        == "work\n"
+        == "place\n"
     )
     # The same frozen layer carries a whole sandbox still.
     whole = start_overlay(layers=(left, prepared), workdir="/")
@@ -117,14 +118,14 @@ def test_of_what_was_written_only_the_workspace_comes_along(
     ("agent", "seen"),
     [
         ("rm -r /srv", "empty"),
-        ("rm -r /srv/work", "empty"),
-        ("rm -r /srv; mkdir -p /srv/work; echo n > /srv/work/n", "n"),
+        ("rm -r /srv/place", "empty"),
+        ("rm -r /srv; mkdir -p /srv/place; echo n > /srv/place/n", "n"),
         ("rm -r /srv; mkdir /srv", "empty"),
-        ("rm -r /srv; mkdir -p /x/work; echo x > /x/work/x; ln -s /x /srv", "empty"),
+        ("rm -r /srv; mkdir -p /x/place; echo x > /x/place/x; ln -s /x /srv", "empty"),
         ("rm -r /srv; echo file > /srv", "empty"),
         ("true", "old"),
-        ("chmod 000 /srv/work/old /srv", "old"),
-        ("mv /srv/work /srv/moved; mkdir /srv/work; mv /srv/moved /srv/work/m", "m"),
+        ("chmod 000 /srv/place/old /srv", "old"),
+        ("mv /srv/place /srv/moved; mkdir /srv/place; mv /srv/moved /srv/place/m", "m"),
     ],
 )
 def test_what_becomes_of_the_folders_above_the_workspace(
@@ -132,17 +133,17 @@ def test_what_becomes_of_the_folders_above_the_workspace(
 ) -> None:
     runtime = overlay_runtime
     setup = start_overlay(workdir="/")
-    sh(runtime, setup, "mkdir -p /srv/work/old")
+    sh(runtime, setup, "mkdir -p /srv/place/old")
     prepared = runtime.freeze(setup, key=f"above-{setup.name}")
     writer = start_overlay(layers=(prepared,), workdir="/")
     sh(runtime, writer, agent)
     left = runtime.freeze(writer)
 
-    layers = runtime.cut_layers((left, prepared), folders=["/srv/work"])
-    graded = start_overlay(layers=layers, workdir="/srv/work")
+    layers = runtime.cut_layers((left, prepared), folders=["/srv/place"])
+    graded = start_overlay(layers=layers, workdir="/srv/place")
 
-    assert sh(runtime, graded, "ls -A /srv/work | grep . || echo empty") == f"{seen}\n"
-    assert sh(runtime, graded, "ls /srv; test ! -e /x") == "work\n"
+    assert sh(runtime, graded, "ls -A /srv/place | grep . || echo empty") == f"{seen}\n"
+    assert sh(runtime, graded, "ls /srv; test ! -e /x") == "place\n"
     runtime.stop(graded.name)
     for reference in (layers[0], left):
         runtime.discard_layer(reference)

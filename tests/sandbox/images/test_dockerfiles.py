@@ -17,7 +17,7 @@ ARG TAG=1
 FROM {origin}:$TAG
 ARG WHO=root
 ENV GREETING="hello  world" LATER=no
-WORKDIR /work/inner
+WORKDIR /build/inner
 RUN echo "$GREETING by $WHO in $PWD" > said && \
     # a comment between
     echo '%post' >> said && echo '{{{{ x }}}}' >> said
@@ -26,7 +26,7 @@ COPY data.bin run.sh ./
 ADD "notes one.txt" /opt/
 RUN <<EOF
 cat /opt/app/deep/main.txt > both
-/work/inner/run.sh >> both
+/build/inner/run.sh >> both
 EOF
 COPY <<DONE /opt/here
 from here
@@ -54,18 +54,18 @@ def test_a_dockerfile_is_built_as_docker_would(
     image = images.get("definition:", definition=made.build.definition, files=made.build.files)
 
     root = Path(image.folder)
-    assert (root / "work/inner/said").read_text() == (
-        "hello  world by root in /work/inner\n%post\n{{ x }}\n"
+    assert (root / "build/inner/said").read_text() == (
+        "hello  world by root in /build/inner\n%post\n{{ x }}\n"
     )
-    assert (root / "work/inner/both").read_text() == "main\nran\n"
-    assert (root / "work/inner/late").read_text() == "no\n"
-    assert (root / "work/inner/data.bin").read_bytes() == b"\x00\xff\r\n"
+    assert (root / "build/inner/both").read_text() == "main\nran\n"
+    assert (root / "build/inner/late").read_text() == "no\n"
+    assert (root / "build/inner/data.bin").read_bytes() == b"\x00\xff\r\n"
     assert (root / "opt/notes one.txt").read_text() == "%files\nß\n"
     assert (root / "opt/here").read_text() == "from here\n"
     assert (root / "opt/app/deep/main.txt").stat().st_mode & 0o777 == 0o644
-    assert (root / "work/inner/run.sh").stat().st_mode & 0o777 == 0o755
+    assert (root / "build/inner/run.sh").stat().st_mode & 0o777 == 0o755
     assert not (root / ".prorl-build").exists()
-    assert (made.workdir, made.env["GREETING"]) == ("/work/inner", "hello  world")
+    assert (made.workdir, made.env["GREETING"]) == ("/build/inner", "hello  world")
 
 
 def test_a_command_that_fails_fails_the_build(

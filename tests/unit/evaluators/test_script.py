@@ -198,7 +198,7 @@ def test_the_script_runs_once_in_a_sandbox_of_what_the_agent_left() -> None:
     ("settings", "workspace"),
     [
         ({"scope": "whole"}, WHOLE),
-        ({"workspace": ["/srv/work//", "/etc/app"]}, ("/srv/work", "/etc/app")),
+        ({"workspace": ["/srv/site//", "/etc/app"]}, ("/srv/site", "/etc/app")),
         ({"workspace": ["/app", "/"]}, WHOLE),
     ],
 )
