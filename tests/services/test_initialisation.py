@@ -204,3 +204,27 @@ def test_rollouts_of_one_group_at_once_run_its_setups_once(runtime: FakeRuntime)
     sandboxes = Sandbox.objects.filter(owner__in=[each.pk for each in group.rollouts.all()])
     assert len({tuple(each.layers) for each in sandboxes}) == 1
     assert runtime.list() == sorted(sandbox_name(each.pk) for each in sandboxes)
+
+
+def test_an_environments_setup_sees_no_variable_of_a_task(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_prepared_task()
+    variables = {"BASH_ENV": "$(cat /secret)"}
+    Task.objects.filter(pk=task.pk).update(payload={**task.payload, "env": variables})
+    seen: list[tuple[str, bool, bool]] = []
+    run_program = runtime.exec
+
+    def watch(handle: SandboxHandle, argv: Any, **options: Any) -> Any:
+        if argv[0] == "bash":
+            script = runtime.sandboxes[handle.name].files[argv[1]][0].decode()
+            own = "BASH_ENV" in runtime.sandboxes[handle.name].spec.env
+            seen.append((script, own, "BASH_ENV" in (options.get("env") or {})))
+        return run_program(handle, argv, **options)
+
+    monkeypatch.setattr(runtime, "exec", watch)
+
+    sandbox = carry_out(Rollout.objects.get(group=make_group(task=task)), make_node())
+
+    assert seen == [("make tools", False, False), ("make data", False, True)]
+    assert dict(runtime.sandboxes[sandbox_name(sandbox.pk)].spec.env) == variables
